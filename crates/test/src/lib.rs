@@ -7,6 +7,7 @@
 //! * [`futures`]: no future leaves its waker behind, or wakes it under a lock.
 //! * [`log`]: the log lines of a test.
 //! * [`messages`]: SMB2 messages, written by their offsets.
+//! * `peers`: clients and servers of a gateway, with the feature of this name.
 //! * [`within`]: awaits a future that has to resolve.
 //!
 //! Its documentation tests are the programs of the book.
@@ -21,10 +22,14 @@ pub mod decoded;
 pub mod futures;
 pub mod log;
 pub mod messages;
+mod noise;
+#[cfg(feature = "peers")]
+pub mod peers;
 pub mod provider;
 pub mod talk;
 mod time;
 
+pub use noise::noise;
 pub use time::within;
 
 /// The programs of `docs/upper-layer.md`.

@@ -1,21 +1,16 @@
-//! `gateway`: what is forwarded in every combination, and what faulty peers get.
+//! `gateway`: what is forwarded in every combination, and what faulty peers get. `crates/gateway/tests/gateway` has the
+//! translation of READ and WRITE, refused requests and hostile peers.
 
-use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use serde_json::Value;
-use smbdirect::{
-    Config, Connection, Listener, Settings,
-    rdma::iwarp::{Iwarp, IwarpConfig},
-};
+use smbdirect::{Config, Connection, Listener, Settings};
+use smbdirect_test::peers::{End, Kind, Server, SmbDirect, Tcp, iwarp, soon};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use crate::support::{
@@ -23,164 +18,11 @@ use crate::support::{
 };
 
 mod crowd;
-mod ends;
-mod hostile;
 mod leaving;
 mod memory;
 mod metrics;
-mod pair;
-mod rdma;
-mod refused;
-mod server_rdma;
 #[cfg(unix)]
 mod service;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    SmbDirect,
-    Tcp,
-}
-
-use Kind::{SmbDirect, Tcp};
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            SmbDirect => "smbdirect",
-            Tcp => "tcp",
-        }
-    }
-}
-
-/// The time limit of a step. Its length does not affect a result.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(STEP_TIMEOUT, what)
-        .await
-        .expect("it happens in time")
-}
-
-fn iwarp() -> Arc<Iwarp> {
-    Arc::new(Iwarp::new(IwarpConfig::default()))
-}
-
-/// A server that the test implements.
-enum Server {
-    SmbDirect(Listener),
-    Tcp(TcpListener),
-}
-
-impl Server {
-    async fn bind(kind: Kind, config: Config) -> Self {
-        let address = "127.0.0.1:0".parse().unwrap();
-        match kind {
-            SmbDirect => Self::SmbDirect(Listener::bind(&*iwarp(), address, config).await.unwrap()),
-            Tcp => Self::Tcp(TcpListener::bind(address).await.unwrap()),
-        }
-    }
-
-    fn address(&self) -> SocketAddr {
-        match self {
-            Self::SmbDirect(listener) => listener.local_address(),
-            Self::Tcp(listener) => listener.local_addr().unwrap(),
-        }
-    }
-
-    async fn accept(&mut self) -> End {
-        match self {
-            Self::SmbDirect(listener) => End::SmbDirect(soon(listener.accept()).await.unwrap()),
-            Self::Tcp(listener) => End::Tcp(soon(listener.accept()).await.unwrap().0),
-        }
-    }
-}
-
-/// One end of a connection through the gateway.
-#[derive(Debug)]
-enum End {
-    SmbDirect(Connection),
-    Tcp(TcpStream),
-}
-
-impl End {
-    async fn connect(kind: Kind, address: &str) -> Self {
-        Self::connect_with(kind, address, Config::default()).await
-    }
-
-    async fn connect_with(kind: Kind, address: &str, config: Config) -> Self {
-        let address = address.parse().unwrap();
-        match kind {
-            SmbDirect => {
-                let provider = iwarp();
-                let connecting = Connection::connect(&*provider, address, config);
-                Self::SmbDirect(soon(connecting).await.unwrap())
-            }
-            Tcp => Self::Tcp(soon(TcpStream::connect(address)).await.unwrap()),
-        }
-    }
-
-    async fn send(&mut self, message: &[u8]) {
-        match self {
-            Self::SmbDirect(connection) => {
-                let message = Bytes::copy_from_slice(message);
-                soon(connection.send(message).unwrap()).await.unwrap();
-            }
-            Self::Tcp(stream) => {
-                let frame = [&(message.len() as u32).to_be_bytes(), message].concat();
-                soon(stream.write_all(&frame)).await.unwrap();
-            }
-        }
-    }
-
-    /// Returns the next message, or `None` if the connection has ended.
-    async fn receive(&mut self) -> Option<Vec<u8>> {
-        match self {
-            Self::SmbDirect(connection) => {
-                let message = soon(connection.recv()).await.ok()?;
-                Some(message.into_bytes().to_vec())
-            }
-            Self::Tcp(stream) => {
-                let length = soon(stream.read_u32()).await.ok()?;
-                let mut message = vec![0; length as usize];
-                soon(stream.read_exact(&mut message)).await.ok()?;
-                Some(message)
-            }
-        }
-    }
-
-    fn local_address(&self) -> SocketAddr {
-        match self {
-            Self::SmbDirect(connection) => connection.local_address(),
-            Self::Tcp(stream) => stream.local_addr().unwrap(),
-        }
-    }
-
-    fn split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
-        match self {
-            Self::SmbDirect(_) => panic!("it has no stream"),
-            Self::Tcp(stream) => stream.into_split(),
-        }
-    }
-
-    async fn close(self) {
-        match self {
-            Self::SmbDirect(connection) => soon(connection.close()).await.unwrap(),
-            Self::Tcp(stream) => drop(stream),
-        }
-    }
-
-    fn connection(&self) -> &Connection {
-        match self {
-            Self::SmbDirect(connection) => connection,
-            Self::Tcp(_) => panic!("it is no SMB Direct connection"),
-        }
-    }
-
-    fn stream(&mut self) -> &mut TcpStream {
-        match self {
-            Self::SmbDirect(_) => panic!("it has no stream"),
-            Self::Tcp(stream) => stream,
-        }
-    }
-}
 
 fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
     let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);

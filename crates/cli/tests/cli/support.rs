@@ -13,6 +13,7 @@ use std::{
 
 use serde_json::Value;
 use smbdirect_test::decoded::Decoded;
+pub(crate) use smbdirect_test::noise;
 
 /// The time limit of a step.
 pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -244,20 +245,6 @@ impl Listening {
         self.running.signal("TERM");
         self.running.finish()
     }
-}
-
-/// Returns bytes without a short period.
-pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }
 
 pub(crate) fn write_noise(directory: &Path, name: &str, length: usize) -> PathBuf {

@@ -7,12 +7,12 @@ use tokio::{
     task::JoinSet,
 };
 
+use smbdirect_test::peers::rdma::{Memory, described, negotiate, patient, received, reply, submit};
+
 use super::{
     End, Kind,
     Kind::{SmbDirect, Tcp},
-    Server,
-    ends::{Memory, described, negotiate, patient, received, reply, submit},
-    event, gateway, soon,
+    Server, event, gateway, soon,
 };
 use crate::{messages::*, support::noise};
 

@@ -2,12 +2,12 @@
 
 use tokio::io::AsyncWriteExt;
 
+use smbdirect_test::peers::rdma::{Memory, described, negotiate, patient, submit};
+
 use super::{
     End, Kind,
     Kind::{SmbDirect, Tcp},
-    Server,
-    ends::{Memory, described, negotiate, patient, submit},
-    event, gateway, soon, summary,
+    Server, event, gateway, soon, summary,
 };
 use crate::{messages::*, support::noise};
 

@@ -21,12 +21,14 @@ use tokio::{
     time::sleep,
 };
 
+use smbdirect_test::peers::rdma::{
+    Memory, described, filled, negotiate, patient, received, submit,
+};
+
 use super::{
     End, Kind,
     Kind::{SmbDirect, Tcp},
-    Server,
-    ends::{Memory, described, filled, negotiate, patient, received, submit},
-    event, gateway, iwarp, peak_memory, soon, through_with,
+    Server, event, gateway, iwarp, peak_memory, soon, through_with,
 };
 use crate::{
     messages::*,

@@ -6,11 +6,11 @@ use smbdirect::{
 };
 
 use super::{End, soon};
-use crate::{messages::*, support::noise};
+use crate::{messages::*, noise};
 
 /// Settings of an end that receives messages with 8 MiB of data, and waits for credits without a
 /// time limit.
-pub(super) fn patient() -> Config {
+pub fn patient() -> Config {
     let settings = Settings {
         max_fragmented_receive_size: (8 << 20) + (64 << 10),
         credit_grant_timeout: None,
@@ -20,11 +20,11 @@ pub(super) fn patient() -> Config {
 }
 
 /// The content of memory that was not written to.
-pub(super) const UNTOUCHED: u8 = 0xee;
+pub const UNTOUCHED: u8 = 0xee;
 
 /// Memory of a client with RDMA, registered in one or more parts.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub struct Memory {
     regions: Vec<MemoryRegion>,
 }
 
@@ -48,27 +48,27 @@ impl Memory {
     }
 
     /// Registers memory for the data of a READ.
-    pub(super) fn to_fill(client: &Connection, length: usize, parts: usize) -> Self {
+    pub fn to_fill(client: &Connection, length: usize, parts: usize) -> Self {
         let contents = vec![UNTOUCHED; length];
         Self::register(client, &contents, parts, Access::REMOTE_WRITE)
     }
 
     /// Registers memory with the data of a WRITE.
-    pub(super) fn holding(client: &Connection, contents: &[u8], parts: usize) -> Self {
+    pub fn holding(client: &Connection, contents: &[u8], parts: usize) -> Self {
         Self::register(client, contents, parts, Access::REMOTE_READ)
     }
 
-    pub(super) fn descriptors(&self) -> Vec<BufferDescriptorV1> {
+    pub fn descriptors(&self) -> Vec<BufferDescriptorV1> {
         self.regions.iter().map(MemoryRegion::descriptor).collect()
     }
 
     /// Returns the token that the final answer to a request with this memory invalidates.
-    pub(super) fn invalidated_by(&self, channel: u32) -> Option<Token> {
+    pub fn invalidated_by(&self, channel: u32) -> Option<Token> {
         (channel == V1_INVALIDATE).then(|| self.regions[0].token())
     }
 
     /// Deregisters the memory, and returns the contents of its parts.
-    pub(super) async fn contents(self) -> Vec<u8> {
+    pub async fn contents(self) -> Vec<u8> {
         let mut contents = Vec::new();
         for region in self.regions {
             contents.extend_from_slice(&soon(region.deregister()).await.unwrap());
@@ -78,26 +78,26 @@ impl Memory {
 }
 
 /// Returns the contents of memory of `length` bytes to which `data` was written.
-pub(super) fn filled(data: &[u8], length: usize) -> Vec<u8> {
+pub fn filled(data: &[u8], length: usize) -> Vec<u8> {
     let mut contents = data.to_vec();
     contents.resize(length, UNTOUCHED);
     contents
 }
 
 /// Submits a message, and does not wait until it is sent.
-pub(super) fn submit(connection: &Connection, message: impl Into<Message>) {
+pub fn submit(connection: &Connection, message: impl Into<Message>) {
     drop(connection.send(message).unwrap());
 }
 
 /// Waits for a message, and returns it with the token that it invalidated.
-pub(super) async fn received(connection: &Connection) -> (Vec<u8>, Option<Token>) {
+pub async fn received(connection: &Connection) -> (Vec<u8>, Option<Token>) {
     let message = soon(connection.recv()).await.unwrap();
     let token = message.invalidated_token();
     (message.into_bytes().to_vec(), token)
 }
 
 /// Negotiates a dialect between the client and the server.
-pub(super) async fn negotiate(client: &mut End, server: &mut End, dialect: u16) {
+pub async fn negotiate(client: &mut End, server: &mut End, dialect: u16) {
     let request = other(header(NEGOTIATE, 0), &noise(40, 1));
     client.send(&request).await;
     assert_eq!(server.receive().await, Some(request));
@@ -106,7 +106,7 @@ pub(super) async fn negotiate(client: &mut End, server: &mut End, dialect: u16) 
 }
 
 /// Returns the channel of a READ or WRITE as a server receives it, and the descriptors at its end.
-pub(super) fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
+pub fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
     let channel = match u16_at(request, 12) {
         READ => u32_at(request, 100),
         _ => u32_at(request, 96),
@@ -119,7 +119,7 @@ pub(super) fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
 }
 
 /// Returns a READ to which the gateway has added a channel, for dialect 3.0.2 and later.
-pub(super) fn read_by_rdma(
+pub fn read_by_rdma(
     message_id: u64,
     offset: u64,
     length: u32,
@@ -131,7 +131,7 @@ pub(super) fn read_by_rdma(
 }
 
 /// Answers a request, and ends the registration of its memory if `invalidates`.
-pub(super) fn reply(
+pub fn reply(
     server: &Connection,
     answer: Vec<u8>,
     memory: &[BufferDescriptorV1],

@@ -3,13 +3,16 @@
 use fastrand::Rng;
 use smbdirect::{Config, Settings, Token};
 
-use super::{
-    End,
-    Kind::{SmbDirect, Tcp},
-    ends::{Memory, filled, patient, received, submit},
-    event, summary, through, through_with,
+use smbdirect_test::{
+    messages::*,
+    noise,
+    peers::{
+        End, SmbDirect, Tcp,
+        rdma::{Memory, filled, patient, received, submit},
+    },
 };
-use crate::{messages::*, support::noise};
+
+use super::{event, through, through_with};
 
 /// The longest message over TCP.
 const LONGEST: usize = 0xff_ffff;
@@ -38,7 +41,7 @@ fn placed(message_id: u64, length: usize) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_fill_the_memory_that_the_client_describes() {
-    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, &[], patient()).await;
+    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, patient()).await;
     let connection = client.connection();
     let (mut reads, mut by_rdma, mut bytes) = (0, 0, 0);
     for channel in [V1, V1_INVALIDATE] {
@@ -68,7 +71,7 @@ async fn reads_fill_the_memory_that_the_client_describes() {
     }
     client.close().await;
     let closed = event(&mut gateway, "closed");
-    for event in [closed, summary(&gateway.terminate().succeeded())] {
+    for event in [closed, gateway.terminate()] {
         assert_eq!(event["messages_to_server"], reads, "{event}");
         assert_eq!(event["bytes_to_server"], reads * 113, "{event}");
         assert_eq!(event["messages_to_client"], reads, "{event}");
@@ -88,7 +91,7 @@ async fn reads_fill_the_memory_that_the_client_describes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_take_their_data_from_the_clients_memory() {
-    let (mut gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (mut gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     let (mut writes, mut by_rdma, mut bytes) = (0, 0, 0);
     for channel in [V1, V1_INVALIDATE] {
@@ -117,7 +120,7 @@ async fn writes_take_their_data_from_the_clients_memory() {
     }
     client.close().await;
     let closed = event(&mut gateway, "closed");
-    for event in [closed, summary(&gateway.terminate().succeeded())] {
+    for event in [closed, gateway.terminate()] {
         assert_eq!(event["messages_to_server"], writes, "{event}");
         // A WRITE without data has one byte in its place.
         let to_server = writes as usize * 112 + 2 + bytes;
@@ -239,7 +242,7 @@ impl Asked {
 #[tokio::test(flavor = "multi_thread")]
 async fn outstanding_requests_are_answered_in_any_order() {
     const REQUESTS: u64 = 600;
-    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, &[], patient()).await;
+    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, patient()).await;
     let connection = client.connection();
     let mut random = Rng::with_seed(1);
     let mut all: Vec<Option<Asked>> = (0..REQUESTS)
@@ -293,7 +296,7 @@ async fn outstanding_requests_are_answered_in_any_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_is_cancelled_by_the_client() {
-    let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (_gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     for channel in [V1, V1_INVALIDATE] {
         let memory = Memory::to_fill(connection, 4096, 2);
@@ -315,7 +318,7 @@ async fn a_read_is_cancelled_by_the_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answer_data_at_any_offset_with_trailing_bytes() {
-    let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (_gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     for (id, size, offset, behind) in [
         (1, 100_000, 81, 0),
@@ -350,7 +353,7 @@ async fn answer_data_at_any_offset_with_trailing_bytes() {
 /// A pipe returns the beginning of a longer message in this way.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_with_a_warning_reaches_the_client_with_the_warning() {
-    let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (_gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     let memory = Memory::to_fill(connection, 1024, 1);
     let request = read(3, 0, 1024, V1_INVALIDATE, &memory.descriptors());
@@ -369,7 +372,7 @@ async fn data_with_a_warning_reaches_the_client_with_the_warning() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compounds_are_translated_element_by_element() {
-    let (mut gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (mut gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     let create = other(header(CREATE, 1), &noise(121, 1));
     let close = flagged(other(header(CLOSE, 3), &noise(24, 3)), RELATED);
@@ -439,7 +442,7 @@ async fn compounds_are_translated_element_by_element() {
 /// A message invalidates one token, so each element is sent separately.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compound_that_invalidates_two_tokens_is_answered_by_two_messages() {
-    let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
+    let (_gateway, client, mut server) = through(SmbDirect, Tcp).await;
     let connection = client.connection();
     let ids = [4, 5];
     let memories = ids.map(|_| Memory::to_fill(connection, 5000, 2));
@@ -515,7 +518,7 @@ fn untouchable_answers() -> Vec<Vec<u8>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_else_passes_byte_for_byte_while_a_read_waits() {
     for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
-        let (mut gateway, mut client, mut server) = through_with(from, to, &[], patient()).await;
+        let (mut gateway, mut client, mut server) = through_with(from, to, patient()).await;
         let memory = match &client {
             End::SmbDirect(connection) => {
                 let memory = Memory::to_fill(connection, 10_000, 2);
@@ -561,7 +564,7 @@ async fn a_message_that_the_client_cannot_take_ends_its_connection() {
         max_fragmented_receive_size: 131_072,
         ..Settings::default()
     });
-    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, &[], small.unwrap()).await;
+    let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, small.unwrap()).await;
     let connection = client.connection();
     // By RDMA the same data is possible.
     let memory = Memory::to_fill(connection, 200_000, 1);

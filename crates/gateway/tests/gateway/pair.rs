@@ -4,14 +4,19 @@ use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{
-    End,
-    Kind::{SmbDirect, Tcp},
-    Server,
-    ends::{Memory, described, filled, negotiate, patient, read_by_rdma, received, reply, submit},
-    event, gateway, soon, through_with,
+use smbdirect_test::{
+    messages::*,
+    noise,
+    peers::{
+        End, Server, SmbDirect, Tcp,
+        rdma::{
+            Memory, described, filled, negotiate, patient, read_by_rdma, received, reply, submit,
+        },
+        soon,
+    },
 };
-use crate::{messages::*, support::noise};
+
+use super::{event, gateway, through_with};
 
 const MIB: usize = 1 << 20;
 /// Smallest length in bytes that uses RDMA to the server.
@@ -61,8 +66,7 @@ async fn serve(server: &mut End, data: &[u8], invalidates: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn data_goes_by_rdma_on_both_sides() {
-    let (mut gateway, mut client, mut server) =
-        through_with(SmbDirect, SmbDirect, &[], patient()).await;
+    let (mut gateway, mut client, mut server) = through_with(SmbDirect, SmbDirect, patient()).await;
     negotiate(&mut client, &mut server, 0x0311).await;
     let connection = client.connection();
     let (mut requests, mut by_rdma, mut bytes) = (0, 0, 0);
@@ -114,8 +118,7 @@ async fn data_goes_by_rdma_on_both_sides() {
 /// A client with RDMA may send a request without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_in_messages_goes_by_rdma_to_the_server() {
-    let (mut gateway, mut client, mut server) =
-        through_with(SmbDirect, SmbDirect, &[], patient()).await;
+    let (mut gateway, mut client, mut server) = through_with(SmbDirect, SmbDirect, patient()).await;
     negotiate(&mut client, &mut server, 0x0311).await;
     let (mut by_rdma, mut bytes) = (0, 0);
     for (size, id) in SIZES.into_iter().zip((1..).step_by(2)) {
@@ -143,8 +146,7 @@ async fn data_in_messages_goes_by_rdma_to_the_server() {
 /// With a dialect without RDMA, and in a compound, the server receives messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_gets_messages_where_it_cannot_get_rdma() {
-    let (_gateway, mut client, mut server) =
-        through_with(SmbDirect, SmbDirect, &[], patient()).await;
+    let (_gateway, mut client, mut server) = through_with(SmbDirect, SmbDirect, patient()).await;
     let data = noise(100_000, 1);
     for dialect in [None, Some(0x0210), Some(0x0311)] {
         if let Some(dialect) = dialect {
@@ -186,8 +188,7 @@ async fn the_server_gets_messages_where_it_cannot_get_rdma() {
 #[tokio::test(flavor = "multi_thread")]
 async fn outstanding_requests_with_rdma_on_both_sides() {
     const REQUESTS: u64 = 300;
-    let (_gateway, mut client, mut server) =
-        through_with(SmbDirect, SmbDirect, &[], patient()).await;
+    let (_gateway, mut client, mut server) = through_with(SmbDirect, SmbDirect, patient()).await;
     negotiate(&mut client, &mut server, 0x0311).await;
     let connection = client.connection();
     let mut random = Rng::with_seed(1);
@@ -240,8 +241,8 @@ async fn outstanding_requests_with_rdma_on_both_sides() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_gateways_use_rdma_between_tcp_ends() {
     let mut listener = Server::bind(Tcp, patient()).await;
-    let mut near_server = gateway(SmbDirect, Tcp, &listener.address().to_string(), &[]);
-    let mut near_client = gateway(Tcp, SmbDirect, &near_server.address, &[]);
+    let mut near_server = gateway(SmbDirect, Tcp, &listener.address().to_string());
+    let mut near_client = gateway(Tcp, SmbDirect, &near_server.address);
     let mut client = End::connect(Tcp, &near_client.address).await;
     let mut server = listener.accept().await;
     negotiate(&mut client, &mut server, 0x0311).await;

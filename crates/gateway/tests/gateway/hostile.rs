@@ -4,23 +4,23 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::{BufferDescriptorV1, Connection, Token};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{
-    End, Kind,
-    Kind::{SmbDirect, Tcp},
-    Server,
-    ends::{Memory, described, filled, negotiate, patient, received, submit},
-    event, gateway, soon,
-};
-use crate::{
+use smbdirect_test::{
     messages::*,
-    support::{Listening, noise},
+    noise,
+    peers::{
+        End, Kind, Server, SmbDirect, Tcp,
+        rdma::{Memory, described, filled, negotiate, patient, received, submit},
+        soon,
+    },
 };
+
+use super::{MEMORY, Running, event};
 
 const MIB: usize = 1 << 20;
 
 /// A gateway, its server, and a client whose connection must not be affected.
 struct Scene {
-    gateway: Listening,
+    gateway: Running,
     from: Kind,
     listener: Server,
     bystander: End,
@@ -29,9 +29,9 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(from: Kind, to: Kind, arguments: &[&str]) -> Self {
+    async fn new(from: Kind, to: Kind, memory: u64) -> Self {
         let mut listener = Server::bind(to, patient()).await;
-        let gateway = gateway(from, to, &listener.address().to_string(), arguments);
+        let gateway = Running::start(from, to, &listener.address().to_string(), memory);
         let bystander = End::connect_with(from, &gateway.address, patient()).await;
         let bystanders_server = listener.accept().await;
         Self {
@@ -66,7 +66,7 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_over_tcp_that_cannot_be_right_ends_its_connection() {
-    let mut scene = Scene::new(SmbDirect, Tcp, &[]).await;
+    let mut scene = Scene::new(SmbDirect, Tcp, MEMORY).await;
     let good = read_answer(5, &noise(4096, 1), 0);
     for (answer, says) in [
         (
@@ -150,7 +150,7 @@ async fn an_answer_over_tcp_that_cannot_be_right_ends_its_connection() {
 /// The client may understand them, and the answer is still outstanding.
 #[tokio::test(flavor = "multi_thread")]
 async fn unexpected_answer_is_ignored() {
-    let mut scene = Scene::new(SmbDirect, Tcp, &[]).await;
+    let mut scene = Scene::new(SmbDirect, Tcp, MEMORY).await;
     let (client, mut server) = scene.client().await;
     let connection = client.connection();
     let memory = Memory::to_fill(connection, 4096, 2);
@@ -250,7 +250,7 @@ async fn an_answer_by_rdma_that_cannot_be_right_ends_its_connection() {
         ),
     ];
     for from in [Tcp, SmbDirect] {
-        let mut scene = Scene::new(from, SmbDirect, &[]).await;
+        let mut scene = Scene::new(from, SmbDirect, MEMORY).await;
         for (index, (fault, says)) in faults.iter().enumerate() {
             let (mut client, mut server) = scene.client().await;
             client.send(&read(5, 0, 20_000, 0, &[])).await;
@@ -271,7 +271,7 @@ async fn an_answer_by_rdma_that_cannot_be_right_ends_its_connection() {
 /// The server may use the memory of a request until it has answered, and not after that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_writes_after_its_answer_ends_its_connection() {
-    let mut scene = Scene::new(Tcp, SmbDirect, &[]).await;
+    let mut scene = Scene::new(Tcp, SmbDirect, MEMORY).await;
     let (mut client, mut server) = scene.client().await;
     client.send(&read(5, 0, 20_000, 0, &[])).await;
     let (_, memory) = described(&server.receive().await.unwrap());
@@ -288,7 +288,7 @@ async fn a_server_that_writes_after_its_answer_ends_its_connection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn client_that_disconnects_during_rdma_write_affects_no_other() {
     for goes in [false, true] {
-        let mut scene = Scene::new(SmbDirect, Tcp, &[]).await;
+        let mut scene = Scene::new(SmbDirect, Tcp, MEMORY).await;
         let (client, mut server) = scene.client().await;
         let connection = client.connection();
         let memory = Memory::to_fill(connection, 8 * MIB, 2);
@@ -319,7 +319,7 @@ const LONG: u32 = 16_000_000;
 #[tokio::test(flavor = "multi_thread")]
 async fn client_that_disconnects_during_rdma_read_causes_no_wrong_write() {
     for goes in [false, true] {
-        let mut scene = Scene::new(SmbDirect, Tcp, &["--memory", "72M"]).await;
+        let mut scene = Scene::new(SmbDirect, Tcp, 72 << 20).await;
         let (client, mut server) = scene.client().await;
         let connection = client.connection();
         let data: Vec<Vec<u8>> = (0..4).map(|id| noise(LONG as usize, id)).collect();
@@ -333,7 +333,7 @@ async fn client_that_disconnects_during_rdma_read_causes_no_wrong_write() {
         // The first has begun to arrive.
         let mut beginning = vec![0; 4 + 112 + 1000];
         server.stream().read_exact(&mut beginning).await.unwrap();
-        let expected = crate::messages::write(0, 0, &data[0]);
+        let expected = smbdirect_test::messages::write(0, 0, &data[0]);
         assert!(beginning[4..] == expected[..112 + 1000]);
         if goes {
             connection.abort();
@@ -347,7 +347,7 @@ async fn client_that_disconnects_during_rdma_read_causes_no_wrong_write() {
             .iter()
             .zip(0..)
             .flat_map(|(data, id)| {
-                let message = crate::messages::write(id, 0, data);
+                let message = smbdirect_test::messages::write(id, 0, data);
                 [&(message.len() as u32).to_be_bytes()[..], &message].concat()
             })
             .collect();
@@ -361,7 +361,7 @@ async fn client_that_disconnects_during_rdma_read_causes_no_wrong_write() {
 #[tokio::test(flavor = "multi_thread")]
 async fn write_from_missing_memory_is_not_forwarded() {
     for to in [Tcp, SmbDirect] {
-        let mut scene = Scene::new(SmbDirect, to, &[]).await;
+        let mut scene = Scene::new(SmbDirect, to, MEMORY).await;
         for length in [1, 100_000, 8 << 20] {
             let (mut client, mut server) = scene.client().await;
             let connection = client.connection();

@@ -1,0 +1,148 @@
+//! Gateways in this process: the data of READ and WRITE in every combination, refused requests and hostile peers.
+
+mod hostile;
+mod pair;
+mod rdma;
+mod refused;
+mod server_rdma;
+
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+use smbdirect::Config;
+use smbdirect_gateway::{
+    ClientListener, Gateway, Live, Protocol, Service, Settings, connection_config,
+};
+use smbdirect_test::peers::{End, Kind, Server, SmbDirect};
+use smbdirect_transport::{Address, Rdma, RdmaSettings};
+use tokio::{net::TcpListener, runtime, sync::oneshot};
+
+/// The time limit of an event.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The memory of a gateway, unless a test needs less.
+const MEMORY: u64 = 4 << 30;
+
+/// A gateway with a runtime of its own.
+struct Running {
+    address: String,
+    events: mpsc::Receiver<Value>,
+    end: oneshot::Sender<()>,
+}
+
+impl Running {
+    /// Starts a gateway to `upstream`.
+    fn start(from: Kind, to: Kind, upstream: &str, memory: u64) -> Self {
+        let (events_in, events) = mpsc::channel();
+        let (end, ended) = oneshot::channel();
+        let (address_in, address) = mpsc::channel();
+        let upstream: Address = upstream.parse().unwrap();
+        thread::spawn(move || {
+            let runtime = runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let rdma = Rdma::new(RdmaSettings::default()).unwrap();
+                let settings = settings(from, to, memory);
+                let here = "127.0.0.1:0".parse().unwrap();
+                let listener = if from == SmbDirect {
+                    let listener = rdma.listen(&here, &settings.config).await.unwrap();
+                    ClientListener::SmbDirect(listener)
+                } else {
+                    ClientListener::Tcp(TcpListener::bind("127.0.0.1:0").await.unwrap())
+                };
+                let address = listener.address().unwrap();
+                address_in.send(address.to_string()).unwrap();
+                let live = Live {
+                    upstream,
+                    allow: Vec::new(),
+                    max_connections: settings.affordable_connections().min(256),
+                    stall_limit: Duration::from_secs(60),
+                    drain_timeout: Duration::ZERO,
+                };
+                let report = move |event: &smbdirect_gateway::Event<'_>| {
+                    // A test that has ended takes no more events.
+                    let _ = events_in.send(serde_json::to_value(event).unwrap());
+                };
+                let service = Arc::new(Service::new(settings, live, rdma, address, report));
+                let mut gateway = Gateway::new(service, listener);
+                tokio::select! {
+                    served = gateway.serve() => match served.unwrap() {},
+                    _ = ended => {}
+                }
+                gateway.end(std::future::pending()).await;
+            });
+        });
+        let address = address.recv_timeout(EVENT_TIMEOUT).unwrap();
+        Self {
+            address,
+            events,
+            end,
+        }
+    }
+
+    /// Ends the gateway, and returns its summary.
+    fn terminate(mut self) -> Value {
+        self.end.send(()).unwrap();
+        self.end = oneshot::channel().0;
+        event(&mut self, "summary")
+    }
+}
+
+/// Returns the settings that the command has by default.
+fn settings(from: Kind, to: Kind, memory: u64) -> Settings {
+    let protocol = |kind| {
+        if kind == SmbDirect {
+            Protocol::SmbDirect
+        } else {
+            Protocol::Tcp
+        }
+    };
+    let config = connection_config(smbdirect::Settings {
+        max_fragmented_receive_size: (8 << 20) + (64 << 10),
+        ..smbdirect::Settings::default()
+    });
+    Settings {
+        from: protocol(from),
+        to: protocol(to),
+        config: config.unwrap(),
+        connect_timeout: Duration::from_secs(10),
+        memory,
+    }
+}
+
+fn gateway(from: Kind, to: Kind, upstream: &str) -> Running {
+    Running::start(from, to, upstream, MEMORY)
+}
+
+/// A gateway, and both ends of one connection through it.
+async fn through(from: Kind, to: Kind) -> (Running, End, End) {
+    through_with(from, to, Config::default()).await
+}
+
+async fn through_with(from: Kind, to: Kind, config: Config) -> (Running, End, End) {
+    let mut server = Server::bind(to, config.clone()).await;
+    let gateway = gateway(from, to, &server.address().to_string());
+    let client = End::connect_with(from, &gateway.address, config).await;
+    let server = server.accept().await;
+    (gateway, client, server)
+}
+
+/// Returns the next event of this kind, and skips others before it.
+fn event(gateway: &mut Running, kind: &str) -> Value {
+    loop {
+        let event = gateway
+            .events
+            .recv_timeout(EVENT_TIMEOUT)
+            .expect("an event");
+        if event["event"] == kind {
+            return event;
+        }
+    }
+}
+
+/// Returns how the next connection ends.
+fn ended(gateway: &mut Running) -> String {
+    event(gateway, "closed")["ended"].as_str().unwrap().into()
+}
