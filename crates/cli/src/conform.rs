@@ -129,7 +129,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect ping HOST --echo --count 2 --size 65536
 
 \x1b[1m\x1b[4mConnection settings\x1b[0m
-  say what is known of the peer: --negotiation-timeout, --keepalive-interval,
+  say what is facts of the peer: --negotiation-timeout, --keepalive-interval,
   --keepalive-response-timeout and --credit-grant-timeout are its timers. The cases choose sizes and
   credits themselves. --pcap takes a file, or a directory for a file per case.
 

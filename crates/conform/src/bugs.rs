@@ -199,7 +199,7 @@ fn burst_of_connections(trial: &mut ServerTrial<'_>) -> Verdict {
     }
     let bytes = crate::script::encoded(|out| proposal().encode(out));
     for script in &mut scripts {
-        script.say(&bytes)?;
+        script.send_bytes(&bytes)?;
         // Sends what was posted.
         script.flush();
     }
@@ -276,13 +276,13 @@ fn vanishing_peers(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut request = Vec::new();
     StartupFrame::new(FrameKind::Request, 1).encode(&mut request);
     for length in 0..request.len() {
-        trial.connect_tcp()?.say(&request[..length]);
+        trial.connect_tcp()?.send_bytes(&request[..length]);
     }
     for length in 0.. {
         let mut raw = trial.connect_tcp()?;
         raw.start()?;
         let fpdu = raw.negotiate_request(&proposal());
-        raw.say(&fpdu[..length]);
+        raw.send_bytes(&fpdu[..length]);
         if length == fpdu.len() {
             break;
         }
@@ -329,7 +329,7 @@ fn half_open_connections(trial: &mut ServerTrial<'_>) -> Verdict {
 
 /// Counts the messages of the server until it is silent.
 fn count(script: &mut Script, most: usize) -> Verdict {
-    let silence = script.known().silence;
+    let silence = script.facts().silence;
     let before = script.empty_messages;
     let mut count = 0;
     while count <= most && script.arrives(silence)? {

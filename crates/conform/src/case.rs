@@ -4,7 +4,7 @@ use smbdirect::wire::{NegotiateRequest, NegotiateResponse};
 
 use crate::{
     outcome::{Stop, Verdict, fail},
-    peer::{Client, ClientAction, Known, PeerSettings, Server},
+    peer::{Client, ClientAction, PeerFacts, PeerSettings, Server},
     raw::Raw,
     script::{Script, encoded, proposal},
     upper::UpperLayer,
@@ -140,7 +140,7 @@ impl Case {
                 Err(stop)
                     if matches!(stop, Stop::Unused { .. })
                         && attempts < MAX_UNUSED
-                        && !client.known().is_strict() =>
+                        && !client.facts().is_strict() =>
                 {
                     attempts += 1;
                 }
@@ -169,20 +169,20 @@ impl<'a> ServerTrial<'a> {
         self.server.prepare(requested)
     }
 
-    pub(crate) fn known(&self) -> Known {
-        self.server.known()
+    pub(crate) fn facts(&self) -> PeerFacts {
+        self.server.facts()
     }
 
     /// Connects, without a negotiation.
     pub(crate) fn connect(&mut self) -> Verdict<Script> {
         let link = self.server.connect()?;
-        Ok(Script::new(link, self.server.known(), self.upper))
+        Ok(Script::new(link, self.server.facts(), self.upper))
     }
 
     /// Connects below RDMA.
     pub(crate) fn connect_tcp(&mut self) -> Verdict<Raw> {
         let tcp = self.server.connect_tcp()?;
-        Raw::new(tcp, self.server.known().prompt)
+        Raw::new(tcp, self.server.facts().prompt)
     }
 
     /// Connects and negotiates.
@@ -239,7 +239,7 @@ impl<'a> ServerTrial<'a> {
     /// Checks that the request ends the connection without an answer.
     pub(crate) fn refuses(&mut self, request: &NegotiateRequest, reason: &str) -> Verdict {
         let mut script = self.connect()?;
-        script.say(&encoded(|out| request.encode(out)))?;
+        script.send_bytes(&encoded(|out| request.encode(out)))?;
         self.terminated(script, reason)
     }
 }
@@ -258,14 +258,14 @@ pub(crate) struct ClientTrial<'a> {
 }
 
 impl ClientTrial<'_> {
-    pub(crate) fn known(&self) -> Known {
-        self.client.known()
+    pub(crate) fn facts(&self) -> PeerFacts {
+        self.client.facts()
     }
 
     /// Accepts the next connection.
     fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Script> {
         let link = self.client.accept(requested, action)?;
-        Ok(Script::new(link, self.client.known(), self.upper))
+        Ok(Script::new(link, self.client.facts(), self.upper))
     }
 
     /// Accepts the next connection that the client uses, and begins the conversation on it.
@@ -287,7 +287,7 @@ impl ClientTrial<'_> {
                 Err(stop)
                     if matches!(stop, Stop::Unused { .. })
                         && attempts < MAX_UNUSED
-                        && !self.client.known().is_strict() =>
+                        && !self.client.facts().is_strict() =>
                 {
                     attempts += 1;
                 }
@@ -319,7 +319,7 @@ impl ClientTrial<'_> {
     /// Checks that the client has taken the answer and reports success.
     pub(crate) fn ends_well(&mut self, mut script: Script) -> Verdict {
         script.expect_taken()?;
-        if script.known().is_strict() {
+        if script.facts().is_strict() {
             script.expect_end()?;
         } else {
             script.disconnect();

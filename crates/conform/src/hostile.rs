@@ -159,21 +159,21 @@ fn negotiated(trial: &mut ServerTrial<'_>) -> Verdict<Raw> {
 fn ends(trial: &mut ServerTrial<'_>, attack: impl FnOnce(&mut Raw) -> Vec<u8>) -> Verdict {
     let mut raw = negotiated(trial)?;
     let bytes = attack(&mut raw);
-    raw.say(&bytes);
+    raw.send_bytes(&bytes);
     raw.expect_end()
 }
 
 fn not_mpa(trial: &mut ServerTrial<'_>) -> Verdict {
     attack(trial, |trial| {
         let mut raw = trial.connect_tcp()?;
-        raw.say(&b"GET / HTTP/1.1\r\n\r\n".repeat(1000));
+        raw.send_bytes(&b"GET / HTTP/1.1\r\n\r\n".repeat(1000));
         raw.expect_end()
     })
 }
 
 fn half_a_request(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut raw = trial.connect_tcp()?;
-    raw.say(b"MPA ID Re");
+    raw.send_bytes(b"MPA ID Re");
     attack(trial, |_| Ok(()))
 }
 
@@ -181,7 +181,7 @@ fn half_an_fpdu(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut raw = trial.connect_tcp()?;
     raw.start()?;
     let fpdu = raw.negotiate_request(&proposal());
-    raw.say(&fpdu[..fpdu.len() / 2]);
+    raw.send_bytes(&fpdu[..fpdu.len() / 2]);
     attack(trial, |_| Ok(()))
 }
 
@@ -292,7 +292,7 @@ fn wrong_crc(trial: &mut ServerTrial<'_>) -> Verdict {
         let mut fpdu = raw.send(Opcode::Send, 0, &[10, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let last = fpdu.len() - 1;
         fpdu[last] ^= 0xff;
-        raw.say(&fpdu);
+        raw.send_bytes(&fpdu);
         raw.expect_end()
     })
 }
@@ -309,7 +309,7 @@ fn credits_that_overflow(trial: &mut ServerTrial<'_>) -> Verdict {
 /// Checks that an attack ends its connection, or does nothing. The specification does not say that
 /// a receiver detects these attacks, so only a server whose settings are known has to.
 fn ends_at_most(trial: &mut ServerTrial<'_>, mut script: Script, reasons: &[&str]) -> Verdict {
-    if trial.known().is_strict() {
+    if trial.facts().is_strict() {
         return trial.terminated_for_one_of(script, reasons);
     }
     script.drain()?;
@@ -381,7 +381,7 @@ fn takes_nothing(trial: &mut ServerTrial<'_>) -> Verdict {
 fn failed_negotiations(trial: &mut ServerTrial<'_>) -> Verdict {
     for _ in 0..16 {
         let mut script = trial.connect()?;
-        script.say(&[0; 19])?;
+        script.send_bytes(&[0; 19])?;
         script.expect_terminated()?;
     }
     trial.serves()

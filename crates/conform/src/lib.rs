@@ -54,7 +54,9 @@ mod upper;
 
 pub use case::{Case, Group};
 pub use outcome::{Outcome, SkipReason, Stop, Verdict, fail, require, skip};
-pub use peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch};
+pub use peer::{
+    Client, ClientAction, Link, Next, PeerFacts, PeerSettings, Server, Tcp, Timers, Watch,
+};
 #[cfg(feature = "tokio")]
 pub use rdma::{RdmaClient, RdmaServer};
 pub use suite::{

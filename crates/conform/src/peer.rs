@@ -75,7 +75,7 @@ pub trait Server {
     fn prepare(&mut self, requested: &PeerSettings) -> Verdict;
 
     /// Returns what is known about the server since it was prepared.
-    fn known(&self) -> Known;
+    fn facts(&self) -> PeerFacts;
 
     /// Makes a new RDMA connection. One receive of 512 bytes is posted before.
     ///
@@ -121,7 +121,7 @@ pub trait Client {
     fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Box<dyn Link>>;
 
     /// Returns what is known about the client since the last [`accept`](Self::accept).
-    fn known(&self) -> Known;
+    fn facts(&self) -> PeerFacts;
 
     /// Waits for the end of the action, and returns how it ended: with the client's words if it
     /// failed, or `None` if this cannot be seen.
@@ -147,7 +147,7 @@ pub struct PeerSettings {
 
 /// What is known about the peer, and how long to wait for it.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct PeerFacts {
     /// All settings of the peer, if they are known. Then each negotiated value is checked, and no
     /// message is tolerated that the peer need not send.
     pub settings: Option<Settings>,
@@ -195,7 +195,7 @@ impl Timers {
     };
 }
 
-impl Known {
+impl PeerFacts {
     /// Returns whether all settings are known, so that the peer is judged strictly.
     pub const fn is_strict(&self) -> bool {
         self.settings.is_some()

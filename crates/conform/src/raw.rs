@@ -58,7 +58,7 @@ impl Raw {
     }
 
     /// Sends these bytes. On a connection that has ended, nothing happens.
-    pub(crate) fn say(&mut self, bytes: &[u8]) {
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) {
         if self.is_over {
             return;
         }
@@ -101,7 +101,7 @@ impl Raw {
     pub(crate) fn greet(&mut self, request: &StartupFrame) -> Verdict<StartupFrame> {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
-        self.say(&bytes);
+        self.send_bytes(&bytes);
         let until = Instant::now() + self.prompt;
         loop {
             if let Ok(reply) = StartupFrame::decode(FrameKind::Reply, &self.received) {
@@ -131,7 +131,7 @@ impl Raw {
     /// Negotiates SMB Direct.
     pub(crate) fn negotiate(&mut self, request: &NegotiateRequest) -> Verdict<NegotiateResponse> {
         let fpdu = self.negotiate_request(request);
-        self.say(&fpdu);
+        self.send_bytes(&fpdu);
         let expected = "a Negotiate Response that accepts";
         let Some(bytes) = self.hear_send()? else {
             return fail(expected, "the connection ended");

@@ -19,12 +19,12 @@ use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{
     outcome::{SkipReason, Verdict, fail, skip},
-    peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch},
+    peer::{Client, ClientAction, Link, Next, PeerFacts, PeerSettings, Server, Tcp, Timers, Watch},
 };
 
 /// What is known of a peer by default: the timers of the specification.
-fn unknown(timers: Timers) -> Known {
-    Known {
+fn unknown(timers: Timers) -> PeerFacts {
+    PeerFacts {
         settings: None,
         timers,
         prompt: Duration::from_secs(2),
@@ -65,7 +65,7 @@ pub struct RdmaServer {
     runtime: Rc<Runtime>,
     watch: Option<Watch>,
     /// What is known of the server. A caller that knows more than the defaults changes it.
-    pub known: Known,
+    pub facts: PeerFacts,
 }
 
 impl RdmaServer {
@@ -79,7 +79,7 @@ impl RdmaServer {
             address,
             runtime: runtime()?,
             watch: None,
-            known: unknown(Timers::SERVER),
+            facts: unknown(Timers::SERVER),
         })
     }
 
@@ -98,7 +98,7 @@ impl RdmaServer {
             receive: first_receive(),
         };
         // The address has to be resolved, and the peer may be busy.
-        let limit = self.known.prompt * 3;
+        let limit = self.facts.prompt * 3;
         match within(&self.runtime, limit, self.provider.connect(request)) {
             Some(connected) => Ok(connected),
             None => fail(
@@ -114,8 +114,8 @@ impl Server for RdmaServer {
         Ok(())
     }
 
-    fn known(&self) -> Known {
-        self.known.clone()
+    fn facts(&self) -> PeerFacts {
+        self.facts.clone()
     }
 
     fn connect(&mut self) -> Verdict<Box<dyn Link>> {
@@ -124,7 +124,7 @@ impl Server for RdmaServer {
             Ok(connected) => Ok(Box::new(RdmaLink::new(
                 connected,
                 started,
-                &self.known,
+                &self.facts,
                 self.runtime.clone(),
             ))),
             Err(error) => fail("the connection is accepted", error.to_string()),
@@ -139,7 +139,7 @@ impl Server for RdmaServer {
                 "the case needs bytes below RDMA, which {name} does not give; use iwarp"
             ));
         }
-        match TcpStream::connect_timeout(&self.address, self.known.prompt * 3) {
+        match TcpStream::connect_timeout(&self.address, self.facts.prompt * 3) {
             Ok(stream) => Ok(Tcp {
                 stream,
                 watch: self.watch.clone(),
@@ -157,7 +157,7 @@ pub struct RdmaClient {
     /// Longest time to wait for the next connection.
     pub accept_timeout: Duration,
     /// What is known of the client. A caller that knows more than the defaults changes it.
-    pub known: Known,
+    pub facts: PeerFacts,
 }
 
 impl RdmaClient {
@@ -180,7 +180,7 @@ impl RdmaClient {
             runtime,
             waiting: Box::new(waiting),
             accept_timeout: Duration::from_secs(30),
-            known: unknown(Timers::CLIENT),
+            facts: unknown(Timers::CLIENT),
         })
     }
 
@@ -208,7 +208,7 @@ impl Client for RdmaClient {
             }
         };
         // A client whose settings are known was started for this call, and its timers with it.
-        let started = if self.known.is_strict() {
+        let started = if self.facts.is_strict() {
             called
         } else {
             Instant::now()
@@ -218,12 +218,12 @@ impl Client for RdmaClient {
             receive: first_receive(),
             peer_serves_reads: None,
         };
-        let accepted = within(&self.runtime, self.known.prompt, (incoming.accept)(answer));
+        let accepted = within(&self.runtime, self.facts.prompt, (incoming.accept)(answer));
         match accepted {
             Some(Ok(connected)) => Ok(Box::new(RdmaLink::new(
                 connected,
                 started,
-                &self.known,
+                &self.facts,
                 self.runtime.clone(),
             ))),
             Some(Err(error)) => fail("an RDMA connection", error.to_string()),
@@ -231,8 +231,8 @@ impl Client for RdmaClient {
         }
     }
 
-    fn known(&self) -> Known {
-        self.known.clone()
+    fn facts(&self) -> PeerFacts {
+        self.facts.clone()
     }
 }
 
@@ -251,11 +251,16 @@ pub(crate) struct RdmaLink {
 }
 
 impl RdmaLink {
-    fn new(connected: Connected, started: Instant, known: &Known, runtime: Rc<Runtime>) -> Self {
+    fn new(
+        connected: Connected,
+        started: Instant,
+        facts: &PeerFacts,
+        runtime: Rc<Runtime>,
+    ) -> Self {
         Self {
             queue_pair: connected.queue_pair,
             runtime,
-            prompt: known.prompt,
+            prompt: facts.prompt,
             last_id: 0,
             connected: started,
             arrived: VecDeque::new(),

@@ -21,7 +21,7 @@ use smbdirect::wire::DataTransfer;
 
 use crate::{
     outcome::{Stop, Verdict, fail, require},
-    peer::{Known, Link, Next},
+    peer::{Link, Next, PeerFacts},
     upper::{Answering, Asking, UpperLayer},
 };
 
@@ -42,7 +42,7 @@ impl Transfer {
 /// This end of a connection.
 pub(crate) struct Script {
     link: Box<dyn Link>,
-    known: Known,
+    facts: PeerFacts,
     connected: Instant,
     is_established: bool,
     /// Largest message that may be sent, in bytes.
@@ -77,11 +77,11 @@ const MAX_DRAINED: usize = 1000;
 
 impl Script {
     /// Creates a script before the first message.
-    pub(crate) fn new(link: Box<dyn Link>, known: Known, upper: &dyn UpperLayer) -> Self {
+    pub(crate) fn new(link: Box<dyn Link>, facts: PeerFacts, upper: &dyn UpperLayer) -> Self {
         Self {
             connected: link.connected(),
             link,
-            known,
+            facts,
             is_established: false,
             max_send_size: 0,
             max_receive_size: 0,
@@ -126,7 +126,7 @@ impl Script {
 
     /// Waits for a message.
     pub(crate) fn expect_message(&mut self, what: &str) -> Verdict<Bytes> {
-        let limit = self.known.prompt;
+        let limit = self.facts.prompt;
         match self.link.next(limit) {
             Next::Message(message) => Ok(message),
             Next::End => fail(what, "the connection ended"),
@@ -162,7 +162,7 @@ impl Script {
                     })?;
                     let transfer = self.check(&message)?;
                     let is_grant = transfer.is_empty() && transfer.header.flags.is_empty();
-                    let tolerated = is_grant && !self.known.is_strict();
+                    let tolerated = is_grant && !self.facts.is_strict();
                     require(tolerated, expected.as_str(), || describe(&message))?;
                 }
             }
@@ -171,7 +171,7 @@ impl Script {
 
     /// Checks that no message arrives for a while.
     pub(crate) fn expect_nothing(&mut self) -> Verdict {
-        self.expect_silence(self.known.silence)
+        self.expect_silence(self.facts.silence)
     }
 
     /// Checks that the peer ends the RDMA connection without a further message.
@@ -191,7 +191,7 @@ impl Script {
         if let Some(transfer) = self.arrived.iter().find(|transfer| !transfer.is_empty()) {
             return fail(expected, describe_header(&transfer.header));
         }
-        let mut limit = after + self.known.prompt;
+        let mut limit = after + self.facts.prompt;
         loop {
             match self.link.next(limit) {
                 Next::End => break,
@@ -203,9 +203,9 @@ impl Script {
                     // A grant may have been sent before the broken message arrived.
                     let grants = DataTransfer::decode(&message)
                         .is_ok_and(|header| header.data_length == 0 && header.flags.is_empty());
-                    let tolerated = self.is_established && grants && !self.known.is_strict();
+                    let tolerated = self.is_established && grants && !self.facts.is_strict();
                     require(tolerated, expected.as_str(), || describe(&message))?;
-                    limit = self.known.prompt.max(since + limit - self.now());
+                    limit = self.facts.prompt.max(since + limit - self.now());
                 }
             }
         }
@@ -213,7 +213,7 @@ impl Script {
             Ok(())
         } else {
             let took = self.now() - since;
-            self.known.check_took("the connection ends", took, after)
+            self.facts.check_took("the connection ends", took, after)
         }
     }
 
@@ -232,7 +232,7 @@ impl Script {
     /// Checks that the peer ends the RDMA connection, possibly after further messages.
     pub(crate) fn expect_end(&mut self) -> Verdict {
         loop {
-            match self.link.next(self.known.prompt) {
+            match self.link.next(self.facts.prompt) {
                 Next::Message(message) => drop(self.check(&message)?),
                 Next::End => return Ok(()),
                 Next::Silence => return fail("the client ends the connection", "it continued"),
@@ -243,7 +243,7 @@ impl Script {
     /// Takes whatever arrives, until the connection ends or the peer is silent.
     pub(crate) fn drain(&mut self) -> Verdict {
         for _ in 0..MAX_DRAINED {
-            match self.link.next(self.known.silence) {
+            match self.link.next(self.facts.silence) {
                 Next::Message(_) => {}
                 Next::End | Next::Silence => return Ok(()),
             }
@@ -252,8 +252,8 @@ impl Script {
     }
 
     /// Returns what is known about the peer.
-    pub(crate) const fn known(&self) -> &Known {
-        &self.known
+    pub(crate) const fn facts(&self) -> &PeerFacts {
+        &self.facts
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use smbdirect::wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status};
 use smbdirect_conform::{
-    Echo, Group, Known, Link, Next, Outcome, PeerSettings, Server, Timers, Verdict, run,
+    Echo, Group, Link, Next, Outcome, PeerFacts, PeerSettings, Server, Timers, Verdict, run,
     server_cases,
 };
 
@@ -35,8 +35,8 @@ impl Server for Deviating {
         Ok(())
     }
 
-    fn known(&self) -> Known {
-        Known {
+    fn facts(&self) -> PeerFacts {
+        PeerFacts {
             settings: None,
             timers: Timers::SERVER,
             prompt: Duration::from_secs(1),

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_conform::{
-    Case, Detect, Echo, Known, Outcome, RdmaClient, RdmaServer, Server, SkipReason, Smb2, Stop,
+    Case, Detect, Echo, Outcome, PeerFacts, RdmaClient, RdmaServer, Server, SkipReason, Smb2, Stop,
     Timers, UpperLayer, detect, run, run_client, serves,
 };
 
@@ -68,11 +68,11 @@ pub(super) fn for_clients(echo: bool, smb2: bool) -> &'static dyn UpperLayer {
 }
 
 impl Waits {
-    fn apply(&self, known: &mut Known) {
-        known.timers = self.timers;
-        known.prompt = self.prompt;
-        known.late = self.prompt + Duration::from_secs(1);
-        known.patience = self.patience;
+    fn apply(&self, facts: &mut PeerFacts) {
+        facts.timers = self.timers;
+        facts.prompt = self.prompt;
+        facts.late = self.prompt + Duration::from_secs(1);
+        facts.patience = self.patience;
     }
 }
 
@@ -87,7 +87,7 @@ impl Judge {
         if let Some(watch) = self.captures.watch() {
             server = server.with_watch(watch);
         }
-        waits.apply(&mut server.known);
+        waits.apply(&mut server.facts);
         let upper = match servers.upper {
             Some(upper) => upper,
             None => self.detect(&mut server, address)?,
@@ -146,7 +146,7 @@ impl Judge {
         let waiting = self.output.waiting();
         let mut client = RdmaClient::listen(&*clients.provider, clients.address, waiting)
             .map_err(|error| anyhow!("cannot listen on {}: {error}", clients.address))?;
-        waits.apply(&mut client.known);
+        waits.apply(&mut client.facts);
         client.accept_timeout = waits.accept;
         let address = client.local_address();
         self.output

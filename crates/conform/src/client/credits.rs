@@ -78,7 +78,7 @@ fn overflow(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, _) = established(trial, ClientAction::Send)?;
     // No receives are posted for these credits, because the client ends the connection.
     script.overgrant(65_535)?;
-    if !trial.known().is_strict() {
+    if !trial.facts().is_strict() {
         // The specification does not say that a receiver detects it.
         return script.drain();
     }
@@ -105,7 +105,7 @@ fn without_credit(trial: &mut ClientTrial<'_>) -> Verdict {
     }
     script.expect_nothing()?;
     script.send_without_credit()?;
-    if !trial.known().is_strict() {
+    if !trial.facts().is_strict() {
         return script.drain();
     }
     script.expect_terminated()?;
@@ -177,7 +177,7 @@ fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
         short_timers: true,
         ..PeerSettings::default()
     };
-    let is_strict = trial.known().is_strict();
+    let is_strict = trial.facts().is_strict();
     // The shortest receives, so that a short request has several segments too.
     let response = NegotiateResponse {
         credits_granted: if is_strict { 10 } else { 1 },
@@ -189,7 +189,7 @@ fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
             respond(script, &response)?;
             Ok(script.now())
         })?;
-    let known = trial.known();
+    let facts = trial.facts();
     let mut left = None;
     while script.granted > 0 {
         left = Some(script.next()?.header.remaining_data_length);
@@ -197,13 +197,13 @@ fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
     if left == Some(0) {
         return skip("the client's request fits into one segment of 104 bytes");
     }
-    if let Some(timeout) = known.timers.credit_grant {
+    if let Some(timeout) = facts.timers.credit_grant {
         script.expect_terminated_after(since, timeout)?;
         drop(script);
         return trial.fails(&["the Send Credit Grant Timer"]);
     }
     script.expect_nothing()?;
-    let most = known.timers.keepalive_interval + known.timers.keepalive_response;
-    known.allow(most)?;
-    script.expect_terminated_within(most + known.late)
+    let most = facts.timers.keepalive_interval + facts.timers.keepalive_response;
+    facts.allow(most)?;
+    script.expect_terminated_within(most + facts.late)
 }

@@ -79,17 +79,17 @@ fn patient(
         respond(script, &acceptance())?;
         Ok((since, script.receive_request()?))
     })?;
-    let known = trial.known();
-    known.allow(known.timers.keepalive_interval * intervals)?;
+    let facts = trial.facts();
+    facts.allow(facts.timers.keepalive_interval * intervals)?;
     Ok((script, request, since))
 }
 
 /// Waits for the keepalive that is due since the time `since`.
 fn keepalive(script: &mut Script, since: Instant) -> Verdict {
-    let known = script.known().clone();
-    let interval = known.timers.keepalive_interval;
-    let Transfer { header, .. } = script.next_within(interval + known.prompt)?;
-    known.check_took("a keepalive", script.now() - since, interval)?;
+    let facts = script.facts().clone();
+    let interval = facts.timers.keepalive_interval;
+    let Transfer { header, .. } = script.next_within(interval + facts.prompt)?;
+    facts.check_took("a keepalive", script.now() - since, interval)?;
     require(
         header.flags == Flags::RESPONSE_REQUESTED && header.data_length == 0,
         "an empty message with SMB_DIRECT_RESPONSE_REQUESTED",
@@ -126,7 +126,7 @@ fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.1-10 test
 fn unanswered(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, _, since) = patient(trial, ClientAction::Send, 1)?;
-    let timers = trial.known().timers;
+    let timers = trial.facts().timers;
     keepalive(&mut script, since)?;
     let all = timers.keepalive_interval + timers.keepalive_response;
     script.expect_terminated_after(since, all)?;

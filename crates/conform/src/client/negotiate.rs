@@ -295,7 +295,7 @@ fn preferred_send_size(trial: &mut ClientTrial<'_>) -> Verdict {
 fn max_read_write_size(trial: &mut ClientTrial<'_>) -> Verdict {
     is_taken(trial, |response| response.max_read_write_size = u32::MAX)?;
     // Linux needs a page. A value of 0 is legal, so a client that is known has to accept it.
-    if trial.known().is_strict() {
+    if trial.facts().is_strict() {
         is_taken(trial, |response| response.max_read_write_size = 0)?;
     }
     Ok(())
@@ -350,10 +350,10 @@ fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
         ClientAction::Exchange(500),
         Script::expect_request,
     )?;
-    let known = trial.known();
-    let timeout = known.timers.negotiation;
-    known.allow(timeout)?;
-    script.expect_silence(known.almost(timeout))?;
+    let facts = trial.facts();
+    let timeout = facts.timers.negotiation;
+    facts.allow(timeout)?;
+    script.expect_silence(facts.almost(timeout))?;
     let response = acceptance();
     let bytes = encoded(|out| response.encode(out));
     script.respond_with(&request, &response, &bytes)?;
@@ -365,9 +365,9 @@ fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
 fn no_response(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, _) =
         trial.accept_used(&short_timers(), ClientAction::Send, Script::expect_request)?;
-    let known = trial.known();
-    let timeout = known.timers.negotiation;
-    known.allow(timeout)?;
+    let facts = trial.facts();
+    let timeout = facts.timers.negotiation;
+    facts.allow(timeout)?;
     let since = script.connected();
     script.expect_terminated_after(since, timeout)?;
     trial.fails(&[

@@ -47,7 +47,7 @@ pub(super) fn header_is_refused(
         change(&mut header);
         script.transfer(&header, &padded(&content))?;
         trial.terminated(script, reason)?;
-        if !trial.known().is_strict() {
+        if !trial.facts().is_strict() {
             break;
         }
     }

@@ -91,7 +91,7 @@ impl Script {
         let most = self.most_credits + 2;
         let held = self.send_credits;
         require(
-            held <= most || !self.known.is_strict(),
+            held <= most || !self.facts.is_strict(),
             format!("no more credits than were requested, {}", self.most_credits),
             || format!("{held} credits after {}", describe_header(header)),
         )?;
@@ -134,7 +134,7 @@ impl Script {
         self.asked = false;
         let offset = header.data_offset;
         let usual = offset == DataTransfer::PAYLOAD_OFFSET;
-        require(usual || !self.known.is_strict(), "DataOffset 24", || {
+        require(usual || !self.facts.is_strict(), "DataOffset 24", || {
             format!("DataOffset {offset}")
         })?;
         let padding = bytes.get(DataTransfer::HEADER_LENGTH..offset as usize);
@@ -145,7 +145,7 @@ impl Script {
         )?;
         let end = header.payload().end;
         require(
-            bytes.len() == end || !self.known.is_strict(),
+            bytes.len() == end || !self.facts.is_strict(),
             "no bytes after the payload",
             || format!("{} bytes", bytes.len() - end),
         )?;

@@ -59,7 +59,7 @@ fn answer_to(request: &NegotiateRequest, settings: &Settings) -> NegotiateRespon
 impl Script {
     /// Sends a Negotiate Request and takes the response that accepts it.
     pub(crate) fn negotiate(&mut self, request: &NegotiateRequest) -> Verdict<NegotiateResponse> {
-        self.say(&encoded(|out| request.encode(out)))?;
+        self.send_bytes(&encoded(|out| request.encode(out)))?;
         self.expect_response(request)
     }
 
@@ -82,7 +82,7 @@ impl Script {
             Err(error) => return fail("a Negotiate Response", error.to_string()),
         };
         check_fields(request, &response)?;
-        if let Some(settings) = &self.known.settings {
+        if let Some(settings) = &self.facts.settings {
             let expected = answer_to(request, settings);
             require(response == expected, format!("{expected:?}"), || {
                 format!("{response:?}")
@@ -126,7 +126,7 @@ impl Script {
              MaxFragmentedSize of at least 131072",
             || format!("{request:?}"),
         )?;
-        if let Some(settings) = &self.known.settings {
+        if let Some(settings) = &self.facts.settings {
             let expected = NegotiateRequest {
                 min_version: 0x0100,
                 max_version: 0x0100,
@@ -161,7 +161,7 @@ impl Script {
         self.target = u32::from(request.credits_requested).min(self.granted);
         self.link
             .post_receives(response.credits_granted, response.max_receive_size);
-        self.say(bytes)
+        self.send_bytes(bytes)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
 impl Script {
     /// Returns the next Data Transfer.
     pub(crate) fn next(&mut self) -> Verdict<Transfer> {
-        self.next_within(self.known.prompt)
+        self.next_within(self.facts.prompt)
     }
 
     /// Returns the next Data Transfer, which arrives within `limit`.

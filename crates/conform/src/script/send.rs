@@ -26,7 +26,7 @@ pub(crate) fn padded(payload: &[u8]) -> Vec<u8> {
 
 impl Script {
     /// Sends these bytes as one message, valid or not.
-    pub(crate) fn say(&mut self, message: &[u8]) -> Verdict {
+    pub(crate) fn send_bytes(&mut self, message: &[u8]) -> Verdict {
         self.link.send(message)
     }
 
@@ -68,13 +68,13 @@ impl Script {
         self.send_credits -= 1;
         self.link.post_receives(granted, self.max_receive_size);
         self.granted += u32::from(granted);
-        self.say(bytes)
+        self.send_bytes(bytes)
     }
 
     /// Waits until a message may be sent, and drops received messages that only grant credits.
     pub(crate) fn await_credit(&mut self) -> Verdict {
         while self.send_credits == 0 {
-            let limit = self.known.prompt;
+            let limit = self.facts.prompt;
             if !self.take(limit)? {
                 return fail(
                     "a grant for an end that has no send credit (3.1.5.9)",
@@ -128,12 +128,12 @@ impl Script {
 
     /// Sends an empty message without a credit for it.
     pub(crate) fn send_without_credit(&mut self) -> Verdict {
-        self.say(&raw(&self.empty(0), &[]))
+        self.send_bytes(&raw(&self.empty(0), &[]))
     }
 
     /// Grants credits for which no receives are posted.
     pub(crate) fn overgrant(&mut self, credits_granted: u16) -> Verdict {
-        self.say(&raw(&self.empty(credits_granted), &[]))
+        self.send_bytes(&raw(&self.empty(credits_granted), &[]))
     }
 
     /// Sends a keepalive without a grant.

@@ -94,7 +94,7 @@ impl Script {
     /// connection. Then ends the conversation.
     pub(crate) fn expect_taken(&mut self) -> Verdict {
         loop {
-            match self.link.next(self.known.prompt) {
+            match self.link.next(self.facts.prompt) {
                 Next::End => return Ok(()),
                 Next::Silence => {
                     return fail(

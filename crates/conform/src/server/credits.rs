@@ -196,23 +196,23 @@ fn consume_all_credit_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
         short_timers: true,
         ..PeerSettings::default()
     })?;
-    let known = trial.known();
+    let facts = trial.facts();
     let length = answer_length(trial)?;
     let mut script = with_small_receives(trial)?;
     let request = script.request(1300);
     let since = script.now();
     first_segments(&mut script, &request, length)?;
-    if let Some(timeout) = known.timers.credit_grant {
+    if let Some(timeout) = facts.timers.credit_grant {
         script.expect_terminated_after(since, timeout)?;
         trial.ended_because(&["the Send Credit Grant Timer"])?;
         return trial.serves();
     }
     // The specification has no such timer, but the Idle Connection Timer ends the connection:
     // the server cannot send its keepalive either.
-    let most = known.timers.keepalive_interval + known.timers.keepalive_response;
+    let most = facts.timers.keepalive_interval + facts.timers.keepalive_response;
     let timer = std::time::Duration::from_secs(5);
     let early = script.expect_terminated_after(since, timer);
-    match (early, known.allow(most)) {
+    match (early, facts.allow(most)) {
         (Ok(()), _) => trial.serves(),
         (Err(Stop::Fail { .. }), Err(_)) => skip(format!(
             "the server has no Send Credit Grant Timer of 5 s, which the specification does not \
@@ -221,7 +221,7 @@ fn consume_all_credit_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
         )),
         (Err(Stop::Fail { .. }), Ok(())) => {
             let left = most.saturating_sub(script.now() - since);
-            script.expect_terminated_within(left + known.late)?;
+            script.expect_terminated_within(left + facts.late)?;
             trial.serves()
         }
         (Err(stop), _) => Err(stop),

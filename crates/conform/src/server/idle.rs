@@ -5,7 +5,7 @@ use smbdirect::wire::Flags;
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
-    peer::{Known, PeerSettings},
+    peer::{PeerFacts, PeerSettings},
     script::{Script, Transfer},
 };
 
@@ -49,11 +49,11 @@ fn short_timers() -> PeerSettings {
 }
 
 /// Returns what is known, if the case may wait for `intervals` keepalives.
-fn patient(trial: &mut ServerTrial<'_>, intervals: u32) -> Verdict<Known> {
+fn patient(trial: &mut ServerTrial<'_>, intervals: u32) -> Verdict<PeerFacts> {
     trial.prepare(&short_timers())?;
-    let known = trial.known();
-    known.allow(known.timers.keepalive_interval * intervals)?;
-    Ok(known)
+    let facts = trial.facts();
+    facts.allow(facts.timers.keepalive_interval * intervals)?;
+    Ok(facts)
 }
 
 /// Asks for a response, and checks the answer and the silence after it.
@@ -87,10 +87,10 @@ fn idle_connection_client(trial: &mut ServerTrial<'_>) -> Verdict {
 }
 
 fn idle_connection_client_late(trial: &mut ServerTrial<'_>) -> Verdict {
-    let known = patient(trial, 1)?;
+    let facts = patient(trial, 1)?;
     let mut script = trial.session()?;
     script.works()?;
-    script.expect_silence(known.almost(known.timers.keepalive_interval))?;
+    script.expect_silence(facts.almost(facts.timers.keepalive_interval))?;
     is_answered(&mut script)?;
     script.works()?;
     script.disconnect();
@@ -99,10 +99,10 @@ fn idle_connection_client_late(trial: &mut ServerTrial<'_>) -> Verdict {
 
 /// Waits for the keepalive that is due since the time `since`.
 fn keepalive(script: &mut Script, since: std::time::Instant) -> Verdict {
-    let known = script.known().clone();
-    let interval = known.timers.keepalive_interval;
-    let Transfer { header, .. } = script.next_within(interval + known.prompt)?;
-    known.check_took("a keepalive", script.now() - since, interval)?;
+    let facts = script.facts().clone();
+    let interval = facts.timers.keepalive_interval;
+    let Transfer { header, .. } = script.next_within(interval + facts.prompt)?;
+    facts.check_took("a keepalive", script.now() - since, interval)?;
     require(
         header.flags == Flags::RESPONSE_REQUESTED && header.data_length == 0,
         "an empty message with SMB_DIRECT_RESPONSE_REQUESTED",
@@ -141,8 +141,8 @@ fn idle_connection_server(trial: &mut ServerTrial<'_>) -> Verdict {
 //= SMBD-3.1.6.2-01 test
 //= SMBD-3.1.5.1-10 test
 fn idle_connection_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
-    let known = patient(trial, 1)?;
-    let timers = known.timers;
+    let facts = patient(trial, 1)?;
+    let timers = facts.timers;
     let mut script = trial.session()?;
     let since = script.now();
     script.works()?;

@@ -239,7 +239,7 @@ fn redundancy(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut script = trial.connect()?;
     let mut message = encoded(|out| proposal().encode(out));
     message.resize(512, 0xa5);
-    script.say(&message)?;
+    script.send_bytes(&message)?;
     script.expect_response(&proposal())?;
     script.works()?;
     script.disconnect();
@@ -255,7 +255,7 @@ fn disconnect_after_negotiate(trial: &mut ServerTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.6-01 test
 fn uncompleted_message(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut script = trial.connect()?;
-    script.say(&encoded(|out| proposal().encode(out))[..19])?;
+    script.send_bytes(&encoded(|out| proposal().encode(out))[..19])?;
     trial.terminated(script, "Negotiate Request of 19 bytes")
 }
 
@@ -271,7 +271,7 @@ fn versions(min_version: u16, max_version: u16) -> NegotiateRequest {
 /// fields, and that the connection then ends.
 fn is_not_supported(trial: &mut ServerTrial<'_>, request: &NegotiateRequest) -> Verdict {
     let mut script = trial.connect()?;
-    script.say(&encoded(|out| request.encode(out)))?;
+    script.send_bytes(&encoded(|out| request.encode(out)))?;
     let mut expected = [0; 32];
     expected[..4].copy_from_slice(&[0, 1, 0, 1]);
     expected[12..16].copy_from_slice(&Status::NOT_SUPPORTED.0.to_le_bytes());
@@ -384,10 +384,10 @@ fn short_timers() -> PeerSettings {
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.prepare(&short_timers())?;
-    let known = trial.known();
-    known.allow(known.timers.negotiation)?;
+    let facts = trial.facts();
+    facts.allow(facts.timers.negotiation)?;
     let mut script = trial.connect()?;
-    script.expect_silence(known.almost(known.timers.negotiation))?;
+    script.expect_silence(facts.almost(facts.timers.negotiation))?;
     script.negotiate(&proposal())?;
     script.works()?;
     script.disconnect();
@@ -398,11 +398,11 @@ fn negotiation_timer(trial: &mut ServerTrial<'_>) -> Verdict {
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.prepare(&short_timers())?;
-    let known = trial.known();
-    known.allow(known.timers.negotiation)?;
+    let facts = trial.facts();
+    facts.allow(facts.timers.negotiation)?;
     let mut script = trial.connect()?;
     let since = script.connected();
-    script.expect_terminated_after(since, known.timers.negotiation)?;
+    script.expect_terminated_after(since, facts.timers.negotiation)?;
     trial.ended_because(&["the Negotiation Timer"])?;
     trial.serves()
 }

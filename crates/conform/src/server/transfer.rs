@@ -217,7 +217,7 @@ fn receive_max_receive_size(trial: &mut ServerTrial<'_>) -> Verdict {
             let all = length + header.remaining_data_length;
             let expected = most.min(left.unwrap_or(all));
             // Segments shorter than possible are legal.
-            let fills = !script.known().is_strict() || length == expected;
+            let fills = !script.facts().is_strict() || length == expected;
             require(
                 length <= expected && fills,
                 format!("a segment of {expected} bytes"),

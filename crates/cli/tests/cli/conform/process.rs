@@ -15,8 +15,8 @@ use std::{
 
 use smbdirect::{Settings, rdma::iwarp::Iwarp};
 use smbdirect_conform::{
-    Client, ClientAction, Known, Link, PeerSettings, RdmaClient, RdmaServer, Server, Tcp, Timers,
-    Verdict, fail,
+    Client, ClientAction, Link, PeerFacts, PeerSettings, RdmaClient, RdmaServer, Server, Tcp,
+    Timers, Verdict, fail,
 };
 use tempfile::TempDir;
 
@@ -49,8 +49,8 @@ fn settings_for(requested: &PeerSettings) -> Settings {
 }
 
 /// Returns what a case knows of a command: everything, with times that a busy machine prolongs.
-fn known(settings: &Settings, negotiation: Duration) -> Known {
-    Known {
+fn facts(settings: &Settings, negotiation: Duration) -> PeerFacts {
+    PeerFacts {
         settings: Some(settings.clone()),
         timers: Timers {
             negotiation,
@@ -230,15 +230,15 @@ impl Server for CommandServer {
             line.strip_suffix('\n')?.parse().ok()
         });
         self.rdma = RdmaServer::new(Arc::new(Iwarp::default()), address).unwrap();
-        self.rdma.known = known(&settings, settings.passive_negotiation_timeout);
+        self.rdma.facts = facts(&settings, settings.passive_negotiation_timeout);
         self.settings = settings;
         self.running = Some(running);
         self.searched = [0; 2];
         Ok(())
     }
 
-    fn known(&self) -> Known {
-        self.rdma.known()
+    fn facts(&self) -> PeerFacts {
+        self.rdma.facts()
     }
 
     fn connect(&mut self) -> Verdict<Box<dyn Link>> {
@@ -289,7 +289,7 @@ impl CommandClient {
 impl Client for CommandClient {
     fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Box<dyn Link>> {
         let settings = settings_for(requested);
-        self.rdma.known = known(&settings, settings.active_negotiation_timeout);
+        self.rdma.facts = facts(&settings, settings.active_negotiation_timeout);
         self.action = action;
         let address = self.rdma.local_address().to_string();
         let command = match action {
@@ -310,8 +310,8 @@ impl Client for CommandClient {
         self.rdma.accept(requested, action)
     }
 
-    fn known(&self) -> Known {
-        self.rdma.known()
+    fn facts(&self) -> PeerFacts {
+        self.rdma.facts()
     }
 
     fn finish(&mut self) -> Verdict<Option<Result<(), String>>> {

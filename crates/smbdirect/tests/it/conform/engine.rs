@@ -20,8 +20,8 @@ use smbdirect::{
     },
 };
 use smbdirect_conform::{
-    Asking, Client, ClientAction, Echo, Known, Link, Next, PeerSettings, Server, Timers, Verdict,
-    fail,
+    Asking, Client, ClientAction, Echo, Link, Next, PeerFacts, PeerSettings, Server, Timers,
+    Verdict, fail,
 };
 
 /// Returns the settings that a case wishes.
@@ -38,8 +38,8 @@ fn settings_for(requested: &PeerSettings) -> Settings {
 }
 
 /// Returns what a case knows of the engine: everything, with exact times.
-fn known(settings: &Settings, negotiation: Duration) -> Known {
-    Known {
+fn facts(settings: &Settings, negotiation: Duration) -> PeerFacts {
+    PeerFacts {
         settings: Some(settings.clone()),
         timers: Timers {
             negotiation,
@@ -74,8 +74,8 @@ impl Server for EngineServer {
         Ok(())
     }
 
-    fn known(&self) -> Known {
-        known(&self.settings, self.settings.passive_negotiation_timeout)
+    fn facts(&self) -> PeerFacts {
+        facts(&self.settings, self.settings.passive_negotiation_timeout)
     }
 
     fn connect(&mut self) -> Verdict<Box<dyn Link>> {
@@ -114,8 +114,8 @@ impl Client for EngineClient {
         Ok(Box::new(peer))
     }
 
-    fn known(&self) -> Known {
-        known(&self.settings, self.settings.active_negotiation_timeout)
+    fn facts(&self) -> PeerFacts {
+        facts(&self.settings, self.settings.active_negotiation_timeout)
     }
 
     fn finish(&mut self) -> Verdict<Option<Result<(), String>>> {
