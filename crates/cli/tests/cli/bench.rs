@@ -152,14 +152,14 @@ fn remote_end_survives_invalid_orders() {
         "{\"order\":\"burst\",\"id\":7,\"burst\":{\"kind\":\"send\",\"size\":0,\"count\":1,\
          \"outstanding\":1,\"both\":false,\"busy\":false,\"placement\":\"free\",\"seconds\":null}}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":4000000000,\
-         \"largest\":4000000000,\"rdma\":true,\"places\":1},\
+         \"largest\":4000000000,\"rdma\":true,\"slots\":1},\
          \"congestion_control\":null}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"iwarp\",\
          \"crc\":true,\"segment\":4000000000,\"send_credit_target\":65535,\
          \"receive_credit_max\":65535,\"max_read_write_size\":65536}},\"connections\":1,\
-         \"largest\":1,\"rdma\":true,\"places\":1},\"congestion_control\":null}\n",
+         \"largest\":1,\"rdma\":true,\"slots\":1},\"congestion_control\":null}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":1,\"largest\":1,\
-         \"rdma\":false,\"places\":4000000000},\"congestion_control\":null}\n",
+         \"rdma\":false,\"slots\":4000000000},\"congestion_control\":null}\n",
         "{\"order\":\"burst\",\"id\":7,\"burst\":{\"kind\":\"write\",\"size\":4096,\"count\":0,\
          \"outstanding\":1,\"both\":false,\"busy\":false,\"placement\":\"free\",\"seconds\":1.0,\
          \"request\":4000000000}}\n",
@@ -343,7 +343,7 @@ fn over_adapters_the_other_end_is_named() {
     let order = "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"verbs\",\
         \"crc\":false,\"segment\":1364,\"send_credit_target\":8,\"receive_credit_max\":8,\
         \"max_read_write_size\":65536}},\"connections\":1,\"largest\":64,\"rdma\":false,\
-        \"places\":1},\
+        \"slots\":1},\
         \"congestion_control\":null}\n";
     stream.write_all(order.as_bytes()).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
