@@ -210,3 +210,108 @@ impl ProviderStatistics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smbdirect::{ConnectionError, Violation};
+
+    use super::*;
+
+    /// Returns the counters after a change.
+    fn after(change: impl Fn(&mut ProviderStatistics)) -> ProviderStatistics {
+        let mut counters = ProviderStatistics::default();
+        change(&mut counters);
+        // Each change adds to what was counted before.
+        let once = counters;
+        change(&mut counters);
+        for (counter, once) in counted(&counters).into_iter().zip(counted(&once)) {
+            assert_eq!(counter, 2 * once);
+        }
+        once
+    }
+
+    /// Returns the counters of results and ends.
+    fn counted(of: &ProviderStatistics) -> [u64; 12] {
+        [
+            of.connections_after_no_retry,
+            of.not_found_failures,
+            of.no_listen_failures,
+            of.session_timeouts,
+            of.local_resource_failures,
+            of.remote_resource_failures,
+            of.link_failures,
+            of.local_disconnects,
+            of.remote_disconnects,
+            of.data_frames_rejected,
+            of.response_timer_expirations,
+            of.ack_timer_expirations,
+        ]
+    }
+
+    #[test]
+    fn each_result_of_a_connect_has_its_counter() {
+        for (result, counter) in [
+            (Ok(()), 0),
+            (Err(Status::BAD_NETWORK_PATH), 1),
+            (Err(Status::REMOTE_NOT_LISTENING), 2),
+            (Err(Status::IO_TIMEOUT), 3),
+            (Err(Status::INSUFFICIENT_RESOURCES), 4),
+            (Err(Status::CONNECTION_REFUSED), 5),
+            (Err(Status::CONNECTION_RESET), 6),
+            (Err(Status::CONNECTION_ABORTED), 6),
+        ] {
+            let mut expected = [0; 12];
+            expected[counter] = 1;
+            let counters = after(|counters| counters.add_connect(result));
+            assert_eq!(counted(&counters), expected, "{result:?}");
+        }
+    }
+
+    #[test]
+    fn each_cause_of_an_end_has_its_counters() {
+        for (cause, places) in [
+            (Cause::LocalDisconnect, &[7][..]),
+            (Cause::HandlerPanicked, &[7]),
+            (Cause::RemoteDisconnect, &[8]),
+            (Cause::LinkFailed(ConnectionError::Aborted), &[6]),
+            (Cause::ProtocolViolation(Violation::WithoutCredit), &[9]),
+            (Cause::IdleTimeout, &[3, 10]),
+            (Cause::CreditTimeout, &[3, 11]),
+            (Cause::SendTimeout, &[3]),
+            (Cause::OfferTimeout, &[3]),
+        ] {
+            let mut expected = [0; 12];
+            for &place in places {
+                expected[place] = 1;
+            }
+            let counters = after(|counters| counters.add_end(&cause));
+            assert_eq!(counted(&counters), expected, "{cause}");
+        }
+    }
+
+    #[test]
+    fn the_figures_of_connections_are_added() {
+        let mut connection = Statistics::default();
+        connection.segments_sent = 3;
+        connection.segments_received = 5;
+        connection.empty_sent = 7;
+        connection.empty_received = 11;
+        connection.bytes_sent = 13;
+        connection.bytes_received = 17;
+        let used = |maximum_used, exhausted| ResourceStatistics {
+            maximum_used,
+            exhausted,
+        };
+        let mut counters = ProviderStatistics::default();
+        counters.add_connection(&connection, [used(100, 1), used(200, 2)]);
+        counters.add_connection(&connection, [used(50, 4), used(300, 0)]);
+        assert_eq!(counters.packets_sent, 20);
+        assert_eq!(counters.packets_received, 32);
+        assert_eq!(counters.data_frames_sent, 6);
+        assert_eq!(counters.data_frames_received, 10);
+        assert_eq!(counters.data_frame_bytes_sent, 26);
+        assert_eq!(counters.data_frame_bytes_received, 34);
+        assert_eq!(counters.piggyback_ack_timeouts, 14);
+        assert_eq!(counters.resources, [used(100, 5), used(300, 2)]);
+    }
+}

@@ -200,3 +200,71 @@ impl Tsdu {
         count
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Returns the lengths of the slices after parts of these lengths were added.
+    fn joined(parts: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut tsdu = Tsdu::default();
+        let mut whole = Vec::new();
+        for (part, length) in parts.into_iter().enumerate() {
+            tsdu.append(vec![part as u8; length].into());
+            tsdu.available += length;
+            whole.extend(vec![part as u8; length]);
+        }
+        let lengths = tsdu.slices().iter().map(Bytes::len).collect();
+        assert_eq!(tsdu.into_message().into_bytes(), whole);
+        lengths
+    }
+
+    /// Returns the lengths of the first slices, which are kept as they arrived, and of `last` ones.
+    fn first_and(last: &[usize]) -> Vec<usize> {
+        [&[10; MAX_UNJOINED_SLICES], last].concat()
+    }
+
+    #[test]
+    fn short_slices_are_joined_after_the_first_ones() {
+        assert_eq!(joined(first_and(&[])), first_and(&[]));
+        assert_eq!(joined(first_and(&[10])), first_and(&[10]));
+        assert_eq!(joined(first_and(&[10, 10])), first_and(&[20]));
+        assert_eq!(joined(first_and(&[10, 10, 10])), first_and(&[30]));
+        // A slice that is more than twice as long stays.
+        assert_eq!(joined(first_and(&[20, 10])), first_and(&[30]));
+        assert_eq!(joined(first_and(&[21, 10])), first_and(&[21, 10]));
+        assert_eq!(joined(first_and(&[100, 10])), first_and(&[100, 10]));
+        // The result is joined in the same way.
+        assert_eq!(
+            joined(first_and(&[61, 21, 10, 1, 1])),
+            first_and(&[61, 21, 10, 2])
+        );
+        assert_eq!(joined(first_and(&[60, 21, 10, 1, 20])), first_and(&[112]));
+        // So do slices that cost no more than their memory.
+        for (one, other) in [(256, 255), (255, 256), (256, 256)] {
+            assert_eq!(joined(first_and(&[one, other])), first_and(&[one, other]));
+        }
+        assert_eq!(joined(first_and(&[255, 255])), first_and(&[510]));
+        assert_eq!(joined(first_and(&[510, 255])), first_and(&[510, 255]));
+    }
+
+    #[test]
+    fn a_tsdu_that_was_not_accepted_is_restored() {
+        let token = Token(7);
+        let parts = [&b"ab"[..], b"cde"].map(Bytes::from_static);
+        let message = parts.into_iter().collect::<Message>();
+        let message = message.invalidating(Some(token));
+        let tsdu = Tsdu::from_chained(ChainedTsdu::new(message, 5, Arc::default()));
+        assert_eq!(
+            tsdu.slices().iter().map(Bytes::len).collect::<Vec<_>>(),
+            [2, 3]
+        );
+        assert_eq!((tsdu.available, tsdu.length()), (5, 5));
+        assert_eq!(tsdu.handler, Some(Handler::Chained));
+        let message = tsdu.into_message();
+        assert_eq!(message.invalidated_token(), Some(token));
+        assert_eq!(message.into_bytes(), "abcde");
+    }
+}

@@ -280,3 +280,81 @@ fn connect_status(error: &ConnectError) -> Status {
         _ => Status::CONNECTION_ABORTED,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smbdirect::{
+        Violation,
+        engine::{Expired, Initiator},
+    };
+
+    use super::*;
+
+    //= TDI-CONN-00 test
+    #[test]
+    fn each_error_of_a_connect_maps_to_a_status() {
+        use ProviderErrorKind as Kind;
+        let provider = |kind| ProviderError::new(kind, "a reason");
+        for (kind, status, while_negotiating) in [
+            (
+                Kind::Address,
+                Status::BAD_NETWORK_PATH,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::Refused,
+                Status::REMOTE_NOT_LISTENING,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::PortUnreachable,
+                Status::REMOTE_NOT_LISTENING,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::Rejected,
+                Status::REMOTE_NOT_LISTENING,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::TimedOut,
+                Status::IO_TIMEOUT,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::Reset,
+                Status::CONNECTION_RESET,
+                Status::CONNECTION_RESET,
+            ),
+            (
+                Kind::Local,
+                Status::INSUFFICIENT_RESOURCES,
+                Status::CONNECTION_REFUSED,
+            ),
+            (
+                Kind::Protocol,
+                Status::CONNECTION_ABORTED,
+                Status::CONNECTION_REFUSED,
+            ),
+        ] {
+            let error = ConnectError::Provider(provider(kind));
+            assert_eq!(connect_status(&error), status, "{kind:?}");
+            let error = ConnectError::Negotiation(provider(kind).into());
+            assert_eq!(connect_status(&error), while_negotiating, "{kind:?}");
+        }
+        for (error, status) in [
+            (
+                ConnectionError::TimedOut(Expired::Negotiation),
+                Status::IO_TIMEOUT,
+            ),
+            (Violation::WithoutCredit.into(), Status::CONNECTION_ABORTED),
+            (
+                ConnectionError::Closed(Initiator::Remote),
+                Status::CONNECTION_REFUSED,
+            ),
+        ] {
+            let error = ConnectError::Negotiation(error);
+            assert_eq!(connect_status(&error), status, "{error}");
+        }
+    }
+}
