@@ -92,7 +92,7 @@ pub(crate) fn lock_objects() -> RwLockWriteGuard<'static, Objects> {
 fn no_handle(key: usize, name: &str) -> Failure {
     match key {
         0 => Failure::invalid(format!("{name} is NULL")),
-        _ => Failure::invalid(format!("{name} was freed before, or is no handle")),
+        _ => Failure::invalid(format!("{name} was freed before, or is not a handle")),
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
     }
     let listener = passed
         .take_tcp_listener(0)
-        .context("the socket of the service manager is no TCP listener")?;
+        .context("the socket that the service manager passed is not a TCP listener")?;
     if let Some(listener) = &listener {
         listener
             .set_nonblocking(true)

@@ -92,7 +92,7 @@ impl fmt::Display for SelectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no case; an id is m7, a range m19-m33, a group microsoft, mirror, hostile or \
+            "unknown case `{}`; an id is m7, a range m19-m33, a group microsoft, mirror, hostile or \
              bugs",
             self.0
         )
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(selected("bugs").len(), bugs::CASES.len());
         for text in ["", "m", "m99", "m3-", "m3-c4", "m90-m99", "server"] {
             let error = text.parse::<Selection>().unwrap_err();
-            assert!(error.to_string().contains("is no case"), "{text}");
+            assert!(error.to_string().contains("unknown case"), "{text}");
         }
     }
 }

@@ -314,7 +314,7 @@ impl State {
             Opcode::RdmaReadRequest if is_empty && enhanced.rtr_read => "RDMA Read Request",
             Opcode::Send if is_empty && enhanced.rtr_send => "Send",
             _ => {
-                let how = "the first FPDU is no ready-to-receive frame that the Reply chose";
+                let how = "the first FPDU is not a ready-to-receive frame that the Reply chose";
                 faults.push(broken("EST-03", how));
                 return false;
             }

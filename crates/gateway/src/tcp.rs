@@ -45,7 +45,7 @@ pub(super) enum Fault {
     #[error("it stopped in the middle of a message for {}", text::time(*.0))]
     Unfinished(Duration),
     /// The peer accepted no data within the stall limit.
-    #[error("it took nothing for {}", text::time(*.0))]
+    #[error("it accepted no data for {}", text::time(*.0))]
     NotTaking(Duration),
     /// A message is longer than the other side accepts.
     #[error("a message of {length} bytes, the other side takes at most {most}")]

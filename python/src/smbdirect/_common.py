@@ -315,7 +315,7 @@ def descriptors(given: Union[Descriptor, Sequence[Descriptor]]) -> "ctypes.Array
     array = (c.BufferDescriptor * len(listed))()
     for entry, one in zip(array, listed):
         if not isinstance(one, Descriptor):
-            raise TypeError(f"{type(one).__name__} is no Descriptor")
+            raise TypeError(f"{type(one).__name__} is not a Descriptor")
         entry.offset, entry.token, entry.length = one.offset, one.token, one.length
     return array
 

@@ -354,7 +354,10 @@ fn ksmbd(machine: &Machine, kernel: &Kernel) -> Step {
         .cure(RunOn::Here, "smbdirect gateway :5445 127.0.0.1:445    # without another kernel");
     }
     match server.ksmbd {
-        Ksmbd::Absent => Step::skipped(NAME, "not loaded; this machine is no server by ksmbd"),
+        Ksmbd::Absent => Step::skipped(
+            NAME,
+            "not loaded; this machine does not serve files by ksmbd",
+        ),
         Ksmbd::Stopped => Step::warning(
             NAME,
             "loaded, and its daemon does not run",

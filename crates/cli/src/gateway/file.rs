@@ -143,9 +143,9 @@ fn unknown(command: &Command, key: &str) -> String {
     let key = printable(key);
     match nearest {
         Some(nearest) if near(nearest) > 0.7 => {
-            format!("`{key}` is no setting; is it `{nearest}`?")
+            format!("unknown setting `{key}`; did you mean `{nearest}`?")
         }
-        _ => format!("`{key}` is no setting; `smbdirect gateway --help` has them"),
+        _ => format!("unknown setting `{key}`; `smbdirect gateway --help` lists them"),
     }
 }
 
@@ -347,17 +347,17 @@ mod tests {
         for (line, what) in [
             (
                 "time-limits = 1",
-                "line 2: `time-limits` is no setting; is it `time-limit`?",
+                "line 2: unknown setting `time-limits`; did you mean `time-limit`?",
             ),
             (
                 "time_limit = 1",
-                "line 2: `time_limit` is no setting; is it `time-limit`?",
+                "line 2: unknown setting `time_limit`; did you mean `time-limit`?",
             ),
             (
                 "zzz = 1",
-                "line 2: `zzz` is no setting; `smbdirect gateway --help` has them",
+                "line 2: unknown setting `zzz`; `smbdirect gateway --help` lists them",
             ),
-            ("config = 'x'", "line 2: `config` is no setting"),
+            ("config = 'x'", "line 2: unknown setting `config`"),
             (
                 "time-limit = 0",
                 "line 2: time-limit: it must be more than zero",
@@ -379,7 +379,10 @@ mod tests {
             ),
             ("json =", "line 2: "),
             ("json = true\njson = true", "line 3: duplicate key"),
-            ("[gateway]\njson = true", "line 2: `gateway` is no setting"),
+            (
+                "[gateway]\njson = true",
+                "line 2: unknown setting `gateway`",
+            ),
         ] {
             let error = loaded(&format!("# x\n{line}\n"), &[":1", "nas"]).unwrap_err();
             let text = format!("{error:#}");

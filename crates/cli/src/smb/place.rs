@@ -37,7 +37,9 @@ impl FromStr for Place {
             .parse()
             .map_err(|error: AddressError| error.to_string())?;
         if address.host.is_empty() || address.port == Some(0) {
-            return Err(format!("`{server}` is no server"));
+            return Err(format!(
+                "invalid server `{server}`; it needs a name, and a port above 0"
+            ));
         }
         let (share, path) = rest.split_once('/').unwrap_or((rest, ""));
         if share.is_empty() {

@@ -356,7 +356,10 @@ async fn stalled_peers_time_out() {
         let frame = [&[0, 1, 0, 0][..], &[7; 65_536]].concat();
         while client.stream().write_all(&frame).await.is_ok() {}
     });
-    assert_eq!(ended(&mut gateway), "server: it took nothing for 200 ms");
+    assert_eq!(
+        ended(&mut gateway),
+        "server: it accepted no data for 200 ms"
+    );
     soon(flood).await.unwrap();
 }
 

@@ -242,7 +242,7 @@ async fn malformed_messages_are_not_forwarded() {
                 ),
                 (
                     with(other(read.clone(), &[1]), 110, &[17, 0]),
-                    "a malformed READ: 17 bytes of channel information are no array of buffer \
+                    "a malformed READ: 17 bytes of channel information are not an array of buffer \
                      descriptors",
                 ),
                 (

@@ -48,7 +48,7 @@ pub enum Malformed {
         length: u32,
     },
     /// The channel information is not an array of 16-byte buffer descriptors.
-    #[error("{length} bytes of channel information are no array of buffer descriptors")]
+    #[error("{length} bytes of channel information are not an array of buffer descriptors")]
     Descriptors {
         /// The length as received.
         length: u32,

@@ -197,7 +197,7 @@ fn usage_errors_name_the_option() {
         (&["conform", "localhost", "--only", "c1"], "see --listen"),
         (
             &["conform", "localhost", "--only", "m99"],
-            "`m99` is no case",
+            "unknown case `m99`",
         ),
         (&["conform"], "required"),
         (&["conform", ":5445"], "has no host"),

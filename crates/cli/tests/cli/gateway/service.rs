@@ -66,7 +66,7 @@ fn a_settings_file_is_checked_without_starting() {
     for (text, says) in [
         (
             "max-conections = 10",
-            "line 1: `max-conections` is no setting; is it `max-connections`?",
+            "line 1: unknown setting `max-conections`; did you mean `max-connections`?",
         ),
         ("max-connections = 0", "line 1: max-connections: at least 1"),
         (
@@ -153,7 +153,10 @@ async fn settings_change_without_dropping_connections() {
     third.close().await;
     let done = gateway.terminate();
     assert!(done.status.success(), "{done:?}");
-    assert!(done.stderr.contains("is it `max-connections`?"), "{done:?}");
+    assert!(
+        done.stderr.contains("did you mean `max-connections`?"),
+        "{done:?}"
+    );
     assert!(
         done.stderr.contains("need a restart to change: memory"),
         "{done:?}"
