@@ -33,7 +33,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// An implementation of RDMA, which creates connections and listeners.
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// Returns the name for logs and reports: `iwarp`, `loopback` or `verbs`.
+    /// Returns the name for logs and reports: `iwarp`, `roce`, `loopback` or `verbs`.
     fn name(&self) -> &'static str;
 
     /// Returns the port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (1.9).
