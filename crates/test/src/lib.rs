@@ -6,6 +6,7 @@
 //! * [`decoded`]: what was decoded of a capture.
 //! * [`futures`]: no future leaves its waker behind, or wakes it under a lock.
 //! * [`log`]: the log lines of a test.
+//! * [`machine`]: a machine whose files are below another root.
 //! * [`messages`]: SMB2 messages, written by their offsets.
 //! * `peers`: clients and servers of a gateway, with the feature of this name.
 //! * [`within`]: awaits a future that has to resolve.
@@ -21,6 +22,7 @@ pub mod captures;
 pub mod decoded;
 pub mod futures;
 pub mod log;
+pub mod machine;
 pub mod messages;
 mod noise;
 #[cfg(feature = "peers")]

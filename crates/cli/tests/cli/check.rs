@@ -1,40 +1,12 @@
 //! `smbdirect check`: its output, its exit status, and what it says about a machine whose files are
 //! below another root.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use serde_json::Value;
+use smbdirect_test::machine::{machine, write};
 
 use crate::support::{Running, command, run, start};
-
-/// Writes a file of another machine.
-fn write(root: &Path, path: &str, text: &str) {
-    let path = root.join(path);
-    fs::create_dir_all(path.parent().expect("it is in a directory")).unwrap();
-    fs::write(path, text).unwrap();
-}
-
-/// Returns the root of a machine that has everything.
-fn machine() -> tempfile::TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    let root = directory.path();
-    write(root, "proc/sys/kernel/osrelease", "7.2.13\n");
-    let config = "CONFIG_CIFS=m\nCONFIG_CIFS_SMB_DIRECT=y\nCONFIG_SMB_SERVER=m\n\
-        CONFIG_SMB_SERVER_SMBDIRECT=y\nCONFIG_INFINIBAND=m\nCONFIG_INFINIBAND_ADDR_TRANS=y\n";
-    write(root, "boot/config-7.2.13", config);
-    let modules =
-        "kernel/fs/smb/client/cifs.ko.xz: kernel/lib/x.ko\nkernel/fs/smb/server/ksmbd.ko:\n";
-    write(root, "lib/modules/7.2.13/modules.dep", modules);
-    write(root, "sys/module/ib_core/initstate", "live\n");
-    write(root, "sys/module/rdma_cm/initstate", "live\n");
-    write(root, "sys/class/net/eth0/mtu", "9000\n");
-    write(root, "sys/class/net/eth0/operstate", "up\n");
-    let adapter = "sys/class/infiniband/mlx5_0";
-    write(root, &format!("{adapter}/node_type"), "1: CA\n");
-    write(root, &format!("{adapter}/ports/1/link_layer"), "Ethernet\n");
-    write(root, &format!("{adapter}/ports/1/state"), "4: ACTIVE\n");
-    directory
-}
 
 fn check(root: &Path) -> (i32, Vec<Value>) {
     let root = root.to_str().expect("it is a name of ours");
@@ -116,7 +88,10 @@ fn passwords_come_from_anywhere_but_the_command_line() {
 #[cfg(unix)]
 #[test]
 fn a_password_from_a_descriptor_the_environment_or_a_terminal_is_taken() {
-    use std::process::{Command, Stdio};
+    use std::{
+        fs,
+        process::{Command, Stdio},
+    };
 
     let arguments = ["check", "127.0.0.1", "--user", "me", "--json"];
     let is_answered = |done: crate::support::Done| {

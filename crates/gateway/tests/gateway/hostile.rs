@@ -14,33 +14,28 @@ use smbdirect_test::{
     },
 };
 
-use super::{MEMORY, Running, event};
+use super::{Bystander, MEMORY, Running, event};
 
 const MIB: usize = 1 << 20;
 
-/// A gateway, its server, and a client whose connection must not be affected.
+/// A gateway, its server, and a bystander.
 struct Scene {
     gateway: Running,
     from: Kind,
     listener: Server,
-    bystander: End,
-    bystanders_server: End,
-    echoes: u64,
+    bystander: Bystander,
 }
 
 impl Scene {
     async fn new(from: Kind, to: Kind, memory: u64) -> Self {
         let mut listener = Server::bind(to, patient()).await;
         let gateway = Running::start(from, to, &listener.address().to_string(), memory);
-        let bystander = End::connect_with(from, &gateway.address, patient()).await;
-        let bystanders_server = listener.accept().await;
+        let bystander = Bystander::connect(from, &gateway.address, &mut listener).await;
         Self {
             gateway,
             from,
             listener,
             bystander,
-            bystanders_server,
-            echoes: 0,
         }
     }
 
@@ -56,10 +51,7 @@ impl Scene {
     async fn ended(&mut self) -> String {
         let closed = event(&mut self.gateway, "closed");
         assert_eq!(closed["open"], 1, "{closed}");
-        self.echoes += 1;
-        let echo = other(header(ECHO, self.echoes), &[4, 0, 0, 0]);
-        self.bystander.send(&echo).await;
-        assert_eq!(self.bystanders_server.receive().await, Some(echo));
+        self.bystander.moves_a_message().await;
         closed["ended"].as_str().unwrap().to_owned()
     }
 }

@@ -17,7 +17,10 @@ use smbdirect::Config;
 use smbdirect_gateway::{
     ClientListener, Gateway, Live, Protocol, Service, Settings, connection_config,
 };
-use smbdirect_test::peers::{End, Kind, Server, SmbDirect};
+use smbdirect_test::{
+    messages::{ECHO, header, other},
+    peers::{End, Kind, Server, SmbDirect, rdma::patient},
+};
 use smbdirect_transport::{Address, Rdma, RdmaSettings};
 use tokio::{net::TcpListener, runtime, sync::oneshot};
 
@@ -31,6 +34,36 @@ struct Running {
     address: String,
     events: mpsc::Receiver<Value>,
     end: oneshot::Sender<()>,
+}
+
+/// A client whose connection must not be affected by others, with its end at the server.
+struct Bystander {
+    client: End,
+    server: End,
+    /// Messages that the connection has moved.
+    echoes: u64,
+}
+
+impl Bystander {
+    async fn connect(from: Kind, address: &str, listener: &mut Server) -> Self {
+        Self {
+            client: End::connect_with(from, address, patient()).await,
+            server: listener.accept().await,
+            echoes: 0,
+        }
+    }
+
+    /// Moves a message, in which the server finds what the client has sent.
+    async fn moves_a_message(&mut self) {
+        self.echoes += 1;
+        let echo = echo(self.echoes);
+        self.client.send(&echo).await;
+        assert_eq!(self.server.receive().await, Some(echo));
+    }
+}
+
+fn echo(message_id: u64) -> Vec<u8> {
+    other(header(ECHO, message_id), &[4, 0, 0, 0])
 }
 
 impl Running {

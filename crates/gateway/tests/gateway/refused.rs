@@ -11,7 +11,7 @@ use smbdirect_test::{
     },
 };
 
-use super::{Running, event, gateway};
+use super::{Bystander, Running, echo, event, gateway};
 
 const SIGNING: &str = "turn signing off for this client";
 const TRANSFORMS: &str = "turn RDMA transforms off on the client";
@@ -19,13 +19,12 @@ const BROKEN: &str = "the client breaks [MS-SMB2]";
 const WRITE_LESS: &str = "have the client write less at once";
 const BY_SMB_DIRECT: &str = "have the client connect by SMB Direct";
 
-/// A gateway, its server, and a client whose connection must not be affected.
+/// A gateway, its server, and a bystander.
 struct Scene {
     gateway: Running,
     from: Kind,
     listener: Server,
-    bystander: End,
-    bystanders_server: End,
+    bystander: Bystander,
     refused: u64,
 }
 
@@ -35,23 +34,17 @@ fn nowhere(lengths: &[u32]) -> Vec<BufferDescriptorV1> {
     lengths.iter().map(descriptor).collect()
 }
 
-fn echo(message_id: u64) -> Vec<u8> {
-    other(header(ECHO, message_id), &[4, 0, 0, 0])
-}
-
 impl Scene {
     async fn new(from: Kind, to: Kind) -> Self {
         let mut listener = Server::bind(to, patient()).await;
         let mut gateway = gateway(from, to, &listener.address().to_string());
-        let bystander = End::connect_with(from, &gateway.address, patient()).await;
-        let bystanders_server = listener.accept().await;
+        let bystander = Bystander::connect(from, &gateway.address, &mut listener).await;
         event(&mut gateway, "opened");
         Self {
             gateway,
             from,
             listener,
             bystander,
-            bystanders_server,
             refused: 0,
         }
     }
@@ -106,10 +99,7 @@ impl Scene {
         assert_eq!(closed["ended"], ended);
         assert_eq!(closed["open"], 1, "{reason}");
         self.refused += 1;
-        let number = self.refused;
-        self.bystander.send(&echo(number)).await;
-        let received = self.bystanders_server.receive().await;
-        assert_eq!(received, Some(echo(number)), "{reason}");
+        self.bystander.moves_a_message().await;
     }
 
     fn finish(self) {
