@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use smbdirect::{
     Settings,
-    engine::{GrantPolicy, Policy, Revision},
+    engine::{Policy, Revision},
     rdma::work::{Disconnect, Limits, ProviderError, ProviderErrorKind, Room},
 };
 
@@ -78,11 +78,7 @@ fn hostile(passive: bool, input: &mut Input<'_>) {
 fn pair(input: &mut Input<'_>) {
     let mut now = Instant::now();
     let mut ends = [false, true].map(|passive| {
-        // Two ends with one of the other policies, which are for experiments, never become idle.
-        let policy = Policy {
-            literal_keepalive_echo: false,
-            ..policy(input)
-        };
+        let policy = policy(input);
         let settings = settings(input, policy);
         let limits = limits(input, &[300, 3, 5]);
         let mut end = End::new(passive, settings, limits, now);
@@ -291,18 +287,16 @@ fn settings(input: &mut Input<'_>, policy: Policy) -> Settings {
 }
 
 fn policy(input: &mut Input<'_>) -> Policy {
-    let bits = input.byte();
+    // Three bits and the byte after them have no meaning. Skipping them keeps the meaning of the
+    // committed inputs.
+    let [bits, _] = [input.byte(), input.byte()];
     Policy {
         revision: match bits & 32 {
             0 => Revision::Current,
             _ => Revision::V2014,
         },
-        grant_policy: input.pick(&[GrantPolicy::Hysteresis, GrantPolicy::Eager]),
         strict_last_credit: bits & 1 == 0,
-        literal_keepalive_echo: bits & 2 != 0,
         tolerate_empty_in_sequence: bits & 4 != 0,
-        strict_windows_versions: bits & 8 != 0,
-        windows_8136_limit: bits & 16 != 0,
     }
 }
 

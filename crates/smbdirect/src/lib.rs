@@ -98,8 +98,8 @@ pub use connection::{
     Sending, TrySendError, Writing,
 };
 pub use engine::{
-    Config, ConfigError, ConnectionError, Credits, GrantPolicy, Message, Negotiated, Policy,
-    Revision, RoundTrips, SendError, Settings, Statistics, TransferFault, Violation,
+    Config, ConfigError, ConnectionError, Credits, Message, Negotiated, Policy, Revision,
+    RoundTrips, SendError, Settings, Statistics, TransferFault, Violation,
 };
 #[cfg(feature = "tokio")]
 pub use inbox::Segment;

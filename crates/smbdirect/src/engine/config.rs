@@ -64,22 +64,13 @@ pub struct Settings {
 pub struct Policy {
     /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published ones differ on the wire.
     pub revision: Revision,
-    /// The condition on which an end with nothing to send grants credits by an empty message.
-    pub grant_policy: GrantPolicy,
     /// Never spend the last send credit on a message that grants none. With `false` it is spent
     /// while the peer still holds credits, as Linux does. Two ends with `false` can block each
     /// other for ever if their upper layers are slow, so one of the two needs `true`.
     pub strict_last_credit: bool,
-    /// Answer a keepalive with a keepalive, as 3.1.5.8 says literally. Two such ends exchange
-    /// keepalives without end, so this is for experiments only.
-    pub literal_keepalive_echo: bool,
     /// Ignore an empty message between the segments of a message instead of ending the connection.
     /// Linux before 2026 sends such messages.
     pub tolerate_empty_in_sequence: bool,
-    /// Refuse every version range except 0x0100 to 0x0100, as Windows Server 2012 does.
-    pub strict_windows_versions: bool,
-    /// Refuse a PreferredSendSize above 8136, as Windows Server 2012 R2 does.
-    pub windows_8136_limit: bool,
 }
 
 /// A published wording of 3.1.5.1, Sending Upper Layer Messages, and 3.1.5.8, Receiving a Data
@@ -93,7 +84,7 @@ pub struct Policy {
 /// | received message | `Current` | `V2014` |
 /// |---|---|---|
 /// | requests a response | answered | answered |
-/// | carries payload | answered if there are credits to grant, as [`GrantPolicy`] says | answered immediately, even with no credits to grant |
+/// | carries payload | answered if there are credits to grant | answered immediately, even with no credits to grant |
 /// | is empty and requests no response | answered if there are credits to grant | the same |
 ///
 /// In the last row the wording of 2014 requires an answer in every case. Two ends that follow it
@@ -107,29 +98,12 @@ pub enum Revision {
     V2014,
 }
 
-/// The condition on which an end with nothing to send grants credits by an empty message. 3.1.5.9
-/// does not specify it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum GrantPolicy {
-    /// Grants when the peer holds no credit, when it holds a quarter or less of its target and
-    /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised
-    /// its target.
-    #[default]
-    Hysteresis,
-    /// Grants after each message that used a credit.
-    Eager,
-}
-
 impl Default for Policy {
     fn default() -> Self {
         Self {
             revision: Revision::Current,
-            grant_policy: GrantPolicy::Hysteresis,
             strict_last_credit: true,
-            literal_keepalive_echo: false,
             tolerate_empty_in_sequence: false,
-            strict_windows_versions: false,
-            windows_8136_limit: false,
         }
     }
 }

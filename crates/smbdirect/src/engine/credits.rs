@@ -5,8 +5,6 @@
 //! not (`available`). Only `available` credits are ever granted, so every credit of the peer has a
 //! posted receive.
 
-use super::config::GrantPolicy;
-
 /// Number of grantable credits at which an empty message grants them, regardless of how many the
 /// peer still holds. A sender with a target of 255 then does not run out of credits while the
 /// receiver keeps pace with it.
@@ -162,8 +160,13 @@ impl ReceiveCredits {
         }
     }
 
-    /// Returns whether an end with nothing to send shall grant credits by an empty message.
-    pub(super) fn should_grant(&self, policy: GrantPolicy) -> bool {
+    /// Returns whether an end with nothing to send shall grant credits by an empty message, which
+    /// 3.1.5.9 does not specify.
+    ///
+    /// It does when the peer holds no credit, when the peer holds a quarter or less of its target and
+    /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised
+    /// its target.
+    pub(super) fn should_grant(&self) -> bool {
         let grant = self.grantable(false);
         if grant == 0 {
             return false;
@@ -175,18 +178,13 @@ impl ReceiveCredits {
         if self.quiet && grant == 1 {
             return false;
         }
-        match policy {
-            // The peer is low on credits and the grant is large enough for a message; without the
-            // second condition credits would be granted one by one while waiting messages hold
-            // receives back. Or the grant is a full batch, which reaches a continuous sender before
-            // it runs out.
-            GrantPolicy::Hysteresis => {
-                let quarter = self.limit() / 4;
-                let low = self.granted <= quarter && grant >= quarter;
-                self.target_rose || low || grant >= GRANT_BATCH
-            }
-            GrantPolicy::Eager => true,
-        }
+        // The peer is low on credits and the grant is large enough for a message; without the
+        // second condition credits would be granted one by one while waiting messages hold
+        // receives back. Or the grant is a full batch, which reaches a continuous sender before
+        // it runs out.
+        let quarter = self.limit() / 4;
+        let low = self.granted <= quarter && grant >= quarter;
+        self.target_rose || low || grant >= GRANT_BATCH
     }
 
     /// Returns whether the peer shall be granted two credits even if its target is 1.
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn hysteresis_grants_at_three_quarters_used_or_a_batch() {
+    fn credits_are_granted_at_three_quarters_used_or_a_batch() {
         for (target, due) in [(20, 15), (80, 60), (100, 64), (255, 64)] {
             let mut credits = credits(target, 255);
             post_all(&mut credits);
@@ -267,12 +265,7 @@ mod tests {
             for used in 1..=target {
                 assert!(credits.received(false));
                 post_all(&mut credits);
-                assert_eq!(
-                    credits.should_grant(GrantPolicy::Hysteresis),
-                    used >= due,
-                    "{used} of {target}"
-                );
-                assert!(credits.should_grant(GrantPolicy::Eager));
+                assert_eq!(credits.should_grant(), used >= due, "{used} of {target}");
             }
         }
     }
@@ -284,12 +277,12 @@ mod tests {
         credits.grant(10);
         credits.set_target(20);
         post_all(&mut credits);
-        assert!(credits.should_grant(GrantPolicy::Hysteresis));
+        assert!(credits.should_grant());
         credits.grant(credits.grantable(false));
         assert_eq!(credits.granted(), 20);
         credits.set_target(5);
         assert_eq!((credits.grantable(false), post_all(&mut credits)), (0, 0));
-        assert!(!credits.should_grant(GrantPolicy::Hysteresis));
+        assert!(!credits.should_grant());
     }
 
     #[test]
@@ -299,9 +292,7 @@ mod tests {
         credits.grant(2);
         assert!(credits.received(true));
         post_all(&mut credits);
-        for policy in [GrantPolicy::Hysteresis, GrantPolicy::Eager] {
-            assert!(!credits.should_grant(policy));
-        }
+        assert!(!credits.should_grant());
     }
 
     #[test]
@@ -314,7 +305,7 @@ mod tests {
             // The provider has room for one receive only.
             credits.post(1);
             assert_eq!((credits.granted(), credits.posted()), (0, 1));
-            assert_eq!(credits.should_grant(GrantPolicy::Hysteresis), answered);
+            assert_eq!(credits.should_grant(), answered);
         }
     }
 
@@ -326,7 +317,7 @@ mod tests {
         assert!(quiet.received(true));
         quiet.grant(0);
         post_all(&mut quiet);
-        assert!(!quiet.should_grant(GrantPolicy::Eager), "still quiet");
+        assert!(!quiet.should_grant(), "still quiet");
 
         let mut asked = credits(10, 255);
         post_all(&mut asked);
@@ -334,7 +325,7 @@ mod tests {
         asked.set_target(20);
         asked.grant(0);
         post_all(&mut asked);
-        assert!(asked.should_grant(GrantPolicy::Hysteresis), "still asked");
+        assert!(asked.should_grant(), "still asked");
     }
 
     #[test]
@@ -344,11 +335,11 @@ mod tests {
         credits.grant(1);
         assert!(credits.received(true));
         assert_eq!(post_all(&mut credits), 2);
-        assert!(credits.should_grant(GrantPolicy::Hysteresis));
+        assert!(credits.should_grant());
         credits.grant(credits.grantable(false));
         assert_eq!(credits.granted(), 2);
         assert!(credits.received(true));
         post_all(&mut credits);
-        assert!(!credits.should_grant(GrantPolicy::Hysteresis));
+        assert!(!credits.should_grant());
     }
 }

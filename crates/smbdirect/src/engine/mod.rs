@@ -30,7 +30,7 @@ mod statistics;
 mod timer;
 mod transfers;
 
-pub use config::{Config, ConfigError, GrantPolicy, Policy, Revision, Settings};
+pub use config::{Config, ConfigError, Policy, Revision, Settings};
 pub use connection::Connection;
 pub use credits::Credits;
 pub use error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation};

@@ -13,8 +13,6 @@ use crate::wire::{DataTransfer, NegotiateRequest, NegotiateResponse, Status, VER
 const MIN_RECEIVE_SIZE: u32 = 128;
 /// Smallest MaxFragmentedSize (2.2.1, 2.2.2).
 const MIN_FRAGMENTED_SIZE: u32 = 131_072;
-/// Largest PreferredSendSize that Windows Server 2012 R2 accepts (product note 6).
-const WINDOWS_MAX_PREFERRED_SEND_SIZE: u32 = 8136;
 
 /// The limits of an established connection, which never change (3.1.4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,13 +109,8 @@ pub(super) fn receive_negotiate_request(
         length: bytes.len(),
     })?;
     //= SMBD-3.1.5.6-02
-    let supported = if config.policy.strict_windows_versions {
-        (request.min_version, request.max_version) == (VERSION_1_0, VERSION_1_0)
-    } else {
-        //= SMBD-3.1.5.6-03
-        (request.min_version..=request.max_version).contains(&VERSION_1_0)
-    };
-    if !supported {
+    //= SMBD-3.1.5.6-03
+    if !(request.min_version..=request.max_version).contains(&VERSION_1_0) {
         return Err(ConnectionError::RefusedPeer(Status::NOT_SUPPORTED));
     }
     //= SMBD-3.1.5.6-04
@@ -131,11 +124,6 @@ pub(super) fn receive_negotiate_request(
     //= SMBD-3.1.5.6-06
     if request.max_fragmented_size < MIN_FRAGMENTED_SIZE {
         return Err(Violation::RequestMaxFragmentedSize(request.max_fragmented_size).into());
-    }
-    if config.policy.windows_8136_limit
-        && request.preferred_send_size > WINDOWS_MAX_PREFERRED_SEND_SIZE
-    {
-        return Err(ConnectionError::RefusedPeer(Status::INSUFFICIENT_RESOURCES));
     }
     //= SMBD-3.1.5.6-07
     //= SMBD-3.1.5.6-08
@@ -304,15 +292,7 @@ mod tests {
     //= SMBD-3.1.5.6-03 test
     #[test]
     fn a_version_range_that_contains_1_0_is_accepted() {
-        let strict = Settings {
-            policy: super::super::config::Policy {
-                strict_windows_versions: true,
-                ..Default::default()
-            },
-            ..Settings::windows()
-        };
-        let strict = Config::new(strict).unwrap();
-        for (min_version, max_version, lenient_accepts) in [
+        for (min_version, max_version, is_accepted) in [
             (0x0100, 0x0100, true),
             (0x0000, 0xffff, true),
             (0x0100, 0xffff, true),
@@ -331,14 +311,12 @@ mod tests {
             let result = accept(&windows(), request);
             assert_eq!(
                 result.is_ok(),
-                lenient_accepts,
+                is_accepted,
                 "{min_version:x} {max_version:x}"
             );
-            if !lenient_accepts {
+            if !is_accepted {
                 assert_eq!(result, refused);
             }
-            let exact = (min_version, max_version) == (0x0100, 0x0100);
-            assert_eq!(accept(&strict, request).is_ok(), exact);
         }
     }
 
@@ -437,21 +415,6 @@ mod tests {
             (outcome.receive_credit_target, outcome.send_credits),
             (10, 0)
         );
-        let limited = Settings {
-            policy: super::super::config::Policy {
-                windows_8136_limit: true,
-                ..Default::default()
-            },
-            ..Settings::windows()
-        };
-        let limited = Config::new(limited).unwrap();
-        for (preferred_send_size, accepted) in [(8136, true), (8137, false)] {
-            let request = NegotiateRequest {
-                preferred_send_size,
-                ..request()
-            };
-            assert_eq!(accept(&limited, request).is_ok(), accepted);
-        }
     }
 
     //= SMBD-3.1.5.3-01 test

@@ -14,15 +14,15 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener,
     MemoryRegion, Message, MessageOptions, SendError, Settings, TransferFault, TrySendError,
-    engine::{Expired, Initiator, Policy},
+    engine::{Expired, Initiator},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         memory::RegisterFault,
-        provider::Provider,
-        work::ProviderErrorKind,
+        provider::{AcceptRequest, Provider, ProviderListener},
+        work::{Completion, Inline, ProviderErrorKind, WorkId, WorkRequest},
     },
-    wire::Status,
+    wire::{NegotiateResponse, Status},
 };
 use smbdirect_test::within;
 use tokio::{
@@ -282,30 +282,53 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
     }
 }
 
+/// Accepts an RDMA connection, refuses the negotiation, and waits for the peer to disconnect.
+async fn refuse_negotiation(listener: &mut dyn ProviderListener, status: Status) {
+    let incoming = listener.accept().await.unwrap();
+    let accepting = (incoming.accept)(AcceptRequest {
+        private_data: Bytes::new(),
+        receive: WorkRequest::Receive {
+            id: WorkId(0),
+            length: 512,
+            count: 1,
+        },
+        peer_serves_reads: None,
+    });
+    let mut queue_pair = accepting.await.unwrap().queue_pair;
+    loop {
+        let completion = poll_fn(|context| {
+            queue_pair.flush(context);
+            queue_pair.poll_completion(context)
+        });
+        match completion.await {
+            Completion::Received { .. } => {
+                let mut refusal = Vec::new();
+                NegotiateResponse::refusal(status).encode(&mut refusal);
+                queue_pair.post(WorkRequest::Send {
+                    id: WorkId(1),
+                    header: Inline::new(),
+                    payload: refusal.into(),
+                    invalidate: None,
+                });
+            }
+            Completion::Disconnected(_) => return,
+            _ => {}
+        }
+    }
+}
+
 //= SMBD-3.1.4.1-08 test
 //= SMBD-3.1.4.1-10 test
 async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
-    let refusing = Settings {
-        policy: Policy {
-            windows_8136_limit: true,
-            ..Policy::default()
-        },
-        ..Settings::default()
-    };
     let address = "127.0.0.1:0".parse().unwrap();
-    let refusing = Config::new(refusing).unwrap();
-    let listener = Listener::bind(&*provider, address, refusing).await.unwrap();
+    let mut listener = provider.listen(address).await.unwrap();
     let address = listener.local_address();
-    let large = Config::new(Settings {
-        max_send_size: 8137,
-        ..Settings::default()
-    });
-    let connecting = Connection::connect(&*provider, address, large.unwrap());
-    let refused = ConnectionError::Refused(Status::INSUFFICIENT_RESOURCES);
-    assert_eq!(
-        within(connecting).await.unwrap_err(),
-        ConnectError::Negotiation(refused)
-    );
+    let status = Status::INSUFFICIENT_RESOURCES;
+    let connecting = Connection::connect(&*provider, address, Config::default());
+    let refusing = refuse_negotiation(&mut *listener, status);
+    let (result, ()) = within(async { tokio::join!(connecting, refusing) }).await;
+    let refused = ConnectionError::Refused(status);
+    assert_eq!(result.unwrap_err(), ConnectError::Negotiation(refused));
     // The port is free again, and no process listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();

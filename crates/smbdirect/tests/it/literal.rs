@@ -562,6 +562,31 @@ fn our_engine_and_a_literal_one_talk_and_fall_silent() {
     }
 }
 
+/// A literal peer answers a keepalive with a keepalive. The engine answers that one without a
+/// request, so the exchange ends.
+#[test]
+fn our_engine_ends_the_echo_of_a_literal_one() {
+    let echoes = Departures {
+        answers_without_asking: false,
+        ..Departures::ALL
+    };
+    for who in Who::BOTH {
+        for wordings in wordings() {
+            for credits in [2, 3, 10] {
+                let what = format!("{who:?} {wordings:?} {credits}");
+                let mut pipe = ours_and_a_literal_one(who, wordings, echoes, [credits; 2]);
+                pipe.send(Who::Active, b"first");
+                pipe.run(ENDLESS_MESSAGES);
+                pipe.ask(who);
+                let carried = pipe.run(ENDLESS_MESSAGES);
+                // With few credits, one more message returns credits.
+                assert!((3..=4).contains(&carried), "{carried} messages: {what}");
+                assert!(pipe.is_open(), "{what}");
+            }
+        }
+    }
+}
+
 /// Every message arrives, even with a single credit. A peer by the wording of 2014 with one or two
 /// credits answers every answer, which the other end cannot prevent; all other pairs become silent.
 #[test]

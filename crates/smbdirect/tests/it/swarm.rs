@@ -9,7 +9,7 @@ use std::{env, panic, time::Duration};
 use bytes::Bytes;
 use smbdirect::{
     Access, BufferDescriptorV1, Settings,
-    engine::{GrantPolicy, Policy, Revision},
+    engine::{Policy, Revision},
     rdma::work::Token,
 };
 
@@ -91,11 +91,6 @@ enum Ending {
 fn draw_policy(random: &mut Random) -> Policy {
     Policy {
         revision: random.pick(&[Revision::Current, Revision::V2014]),
-        grant_policy: random.pick(&[
-            GrantPolicy::Hysteresis,
-            GrantPolicy::Hysteresis,
-            GrantPolicy::Eager,
-        ]),
         tolerate_empty_in_sequence: random.one_in(4),
         ..Policy::default()
     }

@@ -23,8 +23,8 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 use super::{Connection, Kind, Role};
 use crate::{
     engine::{
-        Config, ConnectionError, Event, GrantPolicy, Initiator, MessageId, Policy, Revision,
-        Settings, keepalive::KeepaliveRequested, timer::Timer, transfers::Transfers,
+        Config, ConnectionError, Event, Initiator, MessageId, Policy, Revision, Settings,
+        keepalive::KeepaliveRequested, timer::Timer, transfers::Transfers,
     },
     rdma::work::{
         Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room, WorkId,
@@ -344,13 +344,9 @@ fn all_credits() -> impl Iterator<Item = [(u16, u16); 2]> {
 
 fn policies() -> impl Iterator<Item = Policy> {
     let revisions = [Revision::Current, Revision::V2014];
-    let grants = [GrantPolicy::Hysteresis, GrantPolicy::Eager];
-    revisions.into_iter().flat_map(move |revision| {
-        grants.map(move |grant_policy| Policy {
-            revision,
-            grant_policy,
-            ..Policy::default()
-        })
+    revisions.into_iter().map(|revision| Policy {
+        revision,
+        ..Policy::default()
     })
 }
 
@@ -483,15 +479,7 @@ fn every_sabotage_is_detected() {
                 holds: 2,
                 ..base
             },
-            Sabotage::EchoKeepalives => Scene {
-                policy: Policy {
-                    literal_keepalive_echo: true,
-                    ..base.policy
-                },
-                timers: 1,
-                ..base
-            },
-            Sabotage::IgnoreKeepalives => Scene { timers: 1, ..base },
+            Sabotage::EchoKeepalives | Sabotage::IgnoreKeepalives => Scene { timers: 1, ..base },
             Sabotage::KeepBuffer => Scene { cuts: 1, ..base },
             Sabotage::HoldFirstGrant => scene(base.credits, [&[], &[1]]),
             Sabotage::LoseResponse => scene(base.credits, [&[1], &[]]),

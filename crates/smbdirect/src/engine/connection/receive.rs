@@ -11,7 +11,6 @@ use crate::{
         config::Revision,
         error::{ConnectionError, Violation},
         event::Event,
-        keepalive::KeepaliveRequested,
         negotiation::{receive_negotiate_request, receive_negotiate_response},
         reassembly::Part,
         timer::Timer,
@@ -99,11 +98,6 @@ impl Connection {
         if asks {
             cold_path();
             self.send_immediate = true;
-            if self.config.policy.literal_keepalive_echo {
-                self.keepalive_requested = KeepaliveRequested::Pending;
-                let due = now + self.config.keepalive_response_timeout;
-                self.timers.set(Timer::IdleConnection, due);
-            }
         }
         //= SMBD-3.1.5.8-07b
         if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {

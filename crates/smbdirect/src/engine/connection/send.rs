@@ -270,11 +270,7 @@ impl Connection {
     fn empty_message_is_due(&self) -> bool {
         //= SMBD-3.1.5.8-07
         //= SMBD-3.1.5.9-09
-        self.send_immediate
-            || (!self.holds_first_grant
-                && self
-                    .receive_credits
-                    .should_grant(self.config.policy.grant_policy))
+        self.send_immediate || (!self.holds_first_grant && self.receive_credits.should_grant())
     }
 
     /// Counts a stall if the send queue is full and keeps back work that could be posted otherwise.

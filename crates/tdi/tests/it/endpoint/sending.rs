@@ -552,40 +552,20 @@ async fn one_response_is_requested_at_a_time(provider: Arc<dyn Provider>) {
     assert!((1..5).contains(&asked), "{asked}");
 }
 
-/// Both ends request a response after each TSDU, and one answers a request with a request, as
-/// section 3.1.5.8 says literally.
+/// Both ends request a response after each TSDU.
 //= TDI-SEND-13 test
 async fn two_ends_that_always_request_credits_become_silent(provider: Arc<dyn Provider>) {
-    let literal = Settings {
-        policy: Policy {
-            literal_keepalive_echo: true,
-            ..Policy::default()
-        },
-        ..Settings::default()
-    };
-    let asking = |base: Settings| {
-        let mut settings = settings(base);
-        settings.send.no_response = NoResponse::Always;
-        settings
-    };
-    let ends = Ends::apart(provider.clone(), asking(Settings::default())).await;
-    let literal = super::ends::transport(&provider, asking(literal));
-    let local = literal.open_any_address();
-    let here = literal.open_endpoint(());
-    here.associate(&local).unwrap();
-    let listen = ends.there.listen(None);
-    within(here.connect(ends.remote.local_address(), None))
-        .await
-        .unwrap();
-    within(listen).await.unwrap();
+    let mut settings = settings(Settings::default());
+    settings.send.no_response = NoResponse::Always;
+    let ends = Ends::with(provider, settings).await;
     for _ in 0..5 {
-        here.send("hey", HINT).await.result().unwrap();
+        ends.here.send("hey", HINT).await.result().unwrap();
         ends.there.send("ho", HINT).await.result().unwrap();
         assert_eq!(ends.arrived().await, "hey");
-        assert_eq!(receive(&here, 9).await, "ho");
+        assert_eq!(receive(&ends.here, 9).await, "ho");
     }
     let said = || {
-        let connections = [here.connection().unwrap(), ends.there.connection().unwrap()];
+        let connections = [&ends.here, &ends.there].map(|end| end.connection().unwrap());
         connections.map(|connection| connection.stats().empty_sent)
     };
     let mut before = said();

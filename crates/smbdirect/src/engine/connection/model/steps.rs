@@ -137,6 +137,9 @@ impl State {
                         engine.receive_credits.grant(1);
                         engine.receive_credits.received(false);
                     }
+                    Some(Sabotage::EchoKeepalives) if engine.send_immediate => {
+                        engine.keepalive_requested = KeepaliveRequested::Pending;
+                    }
                     Some(Sabotage::IgnoreKeepalives) => engine.send_immediate = false,
                     _ => {}
                 }

@@ -60,22 +60,6 @@ fn an_idle_end_grants_when_three_quarters_of_the_credits_are_used() {
 }
 
 //= SMBD-3.1.5.8-07 test
-#[test]
-fn the_eager_policy_answers_each_message_and_then_stops() {
-    let mut bench = Bench::settled(
-        policy(|policy| policy.grant_policy = GrantPolicy::Eager),
-        10,
-        10,
-    );
-    for _ in 0..3 {
-        bench.hear(segment(1, 1, 0));
-        assert_eq!(bench.sent(), [grant(1)]);
-    }
-    bench.hear(grant(1));
-    assert_eq!(bench.sent(), []);
-}
-
-//= SMBD-3.1.5.8-07 test
 //= SMBD-3.1.5.8-07b test
 #[test]
 fn the_two_wordings_differ_in_the_answer_to_a_payload() {

@@ -91,18 +91,6 @@ fn a_queued_message_answers_a_keepalive() {
     }
 }
 
-//= SMBD-3.1.5.8-09 test
-#[test]
-fn the_literal_echo_has_the_flag() {
-    let literal = policy(|policy| policy.literal_keepalive_echo = true);
-    let mut bench = Bench::settled(literal, 10, 10);
-    bench.hear(flagged(0));
-    assert_eq!(bench.due(), Some(ANSWER));
-    assert_eq!(bench.sent(), [flagged(1)]);
-    bench.wait(ANSWER);
-    bench.ended(ConnectionError::TimedOut(Expired::IdleConnection));
-}
-
 #[test]
 fn the_owner_can_send_a_keepalive_at_any_time() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
