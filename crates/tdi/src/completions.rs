@@ -33,8 +33,7 @@ pub(crate) struct PendingRequest<T> {
 /// A completion for the future that waits for it.
 #[derive(Debug)]
 pub(crate) struct Done<T> {
-    /// `None` if the future was dropped.
-    sender: Option<oneshot::Sender<T>>,
+    sender: oneshot::Sender<T>,
     completion: T,
 }
 
@@ -61,14 +60,8 @@ impl<T> Completions<T> {
     /// Completes the request `id`.
     pub(crate) fn complete(&mut self, id: RequestId, completion: T) {
         let sender = self.pending.remove(&id);
+        let sender = sender.expect("a request completes once");
         self.done.push(Done { sender, completion });
-    }
-
-    /// Forgets the future of the request `id`, which was dropped; the request goes on. Returns what
-    /// the future left behind, for the caller to drop without the lock: it may own a waker.
-    #[must_use = "it must be dropped without the lock"]
-    pub(crate) fn abandon(&mut self, id: RequestId) -> Option<oneshot::Sender<T>> {
-        self.pending.remove(&id)
     }
 
     /// Returns the completions to deliver without the lock.
@@ -80,10 +73,8 @@ impl<T> Completions<T> {
 impl<T> Done<T> {
     /// Gives the completion to the future, or drops it if the future was dropped.
     pub(crate) fn deliver(self) {
-        if let Some(sender) = self.sender {
-            // The future may have been dropped in the meantime.
-            let _ = sender.send(self.completion);
-        }
+        //= TDI-SEND-33
+        let _ = self.sender.send(self.completion);
     }
 }
 
@@ -91,7 +82,7 @@ impl<T> PendingRequest<T> {
     /// Returns the completion when it is there.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<T> {
         let completion = ready!(Pin::new(&mut self.completion).poll(context));
-        Poll::Ready(completion.expect("a request is abandoned only when its future is dropped"))
+        Poll::Ready(completion.expect("each request completes"))
     }
 
     /// Returns the completion if the request has completed.
@@ -112,7 +103,6 @@ mod tests {
         let context = &mut Context::from_waker(Waker::noop());
         let (mut first, second) = (completions.add(), completions.add());
         let dropped = completions.add().id;
-        drop(completions.abandon(dropped));
         assert!(first.poll(context).is_pending());
         for (id, completion) in [(second.id, 2), (dropped, 3), (first.id, 1)] {
             completions.complete(id, completion);

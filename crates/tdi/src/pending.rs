@@ -134,15 +134,6 @@ impl Future for Sending {
     }
 }
 
-impl Drop for Sending {
-    fn drop(&mut self) {
-        //= TDI-SEND-33
-        if let SendState::Waiting(sends, pending) = &self.state {
-            sends.abandon(pending.id);
-        }
-    }
-}
-
 /// A future that resolves to the completion of a receive, which returns the buffer.
 ///
 /// # Cancel safety
@@ -211,14 +202,6 @@ impl Future for Receiving {
         match std::mem::replace(&mut self.state, ReceiveState::Taken) {
             ReceiveState::Refused(completion) => Poll::Ready(completion),
             _ => panic!("a future was polled after it was done"),
-        }
-    }
-}
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        if let ReceiveState::Waiting(receives, pending) = &self.state {
-            receives.abandon(pending.id);
         }
     }
 }

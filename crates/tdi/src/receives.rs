@@ -111,14 +111,6 @@ impl Receives {
         })
     }
 
-    /// Forgets the future of the receive `id`, which was dropped. The receive goes on, and its data
-    /// is lost.
-    pub(crate) fn abandon(&self, id: RequestId) {
-        // The lock is released before the waker of the future is dropped.
-        let abandoned = self.lock().completions.abandon(id);
-        drop(abandoned);
-    }
-
     /// Cancels the receive `id` if it is pending, and returns whether it was.
     pub(crate) fn cancel(&self, id: RequestId) -> bool {
         self.with(|state| {

@@ -129,23 +129,11 @@ impl Sends {
     /// Submits a non-blocking send and returns the number of bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
-        let pending = self.submit(now, request);
-        let id = pending.id;
-        match pending.into_completion() {
+        match self.submit(now, request).into_completion() {
             Some(completion) => completion.result(),
             // Without a send buffer the flag has no effect, and the request is still pending.
-            None => {
-                self.abandon(id);
-                Ok(length)
-            }
+            None => Ok(length),
         }
-    }
-
-    /// Forgets the future of the request `id`, which was dropped. The request itself goes on.
-    pub(crate) fn abandon(&self, id: RequestId) {
-        // The lock is released before the waker of the future is dropped.
-        let abandoned = self.lock().completions.abandon(id);
-        drop(abandoned);
     }
 
     /// Cancels the request `id` if its TSDU has not been passed to the connection. Returns
