@@ -438,11 +438,6 @@ impl Inbound {
         self.finish(status);
     }
 
-    /// Stops indications. Data that is held can still be received.
-    pub fn stop_indications(&mut self) {
-        self.refused = true;
-    }
-
     /// Sets the number of bytes that may be lent to the chained handler; 0 if there is none.
     pub fn set_lendable(&mut self, lendable: usize) {
         self.settings.lendable = lendable.min(self.settings.receive_buffer);

@@ -271,14 +271,6 @@ impl Receives {
             state.wakes.extend(state.reader.take());
         });
     }
-
-    /// Stops indications, because the client has been given the last event of the connection. Data
-    /// that is held can still be received.
-    pub(crate) fn stop_indications(&self) {
-        self.with(|state| {
-            state.inbound.stop_indications();
-        });
-    }
 }
 
 impl State {

@@ -461,7 +461,6 @@ impl Task {
         };
         self.session.receives.finish(cause.status());
         while self.handle_receive_news() {}
-        self.session.receives.stop_indications();
         let owner = self.owner.upgrade();
         if let Some(owner) = &owner {
             owner.session_ended(&self.session, &cause);

@@ -93,8 +93,7 @@ fn whole_tsdus_can_be_received_after_the_end() {
     assert!(!inbound.wants_segment() && !inbound.is_exhausted());
     arrive(&mut inbound, "late", 0);
     assert_eq!(next(&mut inbound), "abcd/4");
-    inbound.answer(Answer::Taken(4)).unwrap();
-    inbound.stop_indications();
+    inbound.answer(Answer::NotAccepted(4)).unwrap();
     assert_eq!(next(&mut inbound), "-");
     inbound.receive(request(1, 2, NORMAL));
     assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW ef");
