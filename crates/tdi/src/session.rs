@@ -50,8 +50,6 @@ pub(crate) type Called<R> = Option<thread::Result<R>>;
 
 /// The owner of a session, which passes the events of the connection to the client's handlers.
 pub(crate) trait SessionOwner: Send + Sync {
-    /// Returns whether a client has set handlers.
-    fn has_client(&self) -> bool;
     /// Returns the number of bytes that may be lent to the client at one time.
     fn lendable(&self) -> usize;
     /// Handles the end of the session.
@@ -354,7 +352,6 @@ impl Task {
         let Some(owner) = self.owner.upgrade() else {
             return false;
         };
-        let has_client = owner.has_client();
         // This calls a handler too, which may panic like any other.
         let lendable = match self.call(|owner| owner.takes_chained()) {
             Some(true) => owner.lendable(),
@@ -366,13 +363,9 @@ impl Task {
         };
         let result = match news {
             ReceiveNews::Indicate(indication) => {
-                let answer = if has_client {
-                    self.call(|owner| owner.receive(indication))
-                } else {
-                    // Without a handler the data is held for a receive.
-                    //= TDI-ADDR-02
-                    Some(Answer::NotAccepted(0))
-                };
+                let answer = self.call(|owner| owner.receive(indication));
+                // Without a handler the data is held for a receive.
+                //= TDI-ADDR-02
                 receives.answer(answer.unwrap_or(Answer::NotAccepted(0)))
             }
             ReceiveNews::Chained(tsdu) => {

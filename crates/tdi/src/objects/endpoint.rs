@@ -211,10 +211,6 @@ impl<C: EndpointContext> Shared<C> {
 }
 
 impl<C: EndpointContext> SessionOwner for Shared<C> {
-    fn has_client(&self) -> bool {
-        self.client().is_some()
-    }
-
     fn lendable(&self) -> usize {
         self.device.settings.receive.lendable
     }
