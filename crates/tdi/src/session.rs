@@ -270,9 +270,8 @@ impl Task {
         });
     }
 
-    /// Passes to the connection the TSDUs that it can start to send now. Returns whether there was one.
-    fn start_sends(&mut self, context: &mut Context<'_>) -> bool {
-        let mut busy = false;
+    /// Passes to the connection the TSDUs that it can start to send now.
+    fn start_sends(&mut self, context: &mut Context<'_>) {
         //= TDI-SEND-04
         while self.session.sends.has_tsdu()
             && matches!(
@@ -294,14 +293,12 @@ impl Task {
                 // The connection has just ended, and `finish` will end all sends.
                 Err(_) => break,
             }
-            busy = true;
         }
-        busy
     }
 
     /// Completes the TSDUs that the connection has sent. Returns whether there was one.
     fn complete_sent(&mut self, context: &mut Context<'_>) -> bool {
-        let mut busy = false;
+        let mut any = false;
         while let Some(sending) = self.sending.front_mut()
             && let Poll::Ready(result) = Pin::new(sending).poll(context)
         {
@@ -309,22 +306,22 @@ impl Task {
             if result.is_ok() {
                 self.session.sends.tsdu_sent();
             }
-            busy = true;
+            any = true;
         }
-        busy
+        any
     }
 
     /// Takes up to [`MAX_SEGMENTS_PER_ROUND`] received segments, and without `all` only while there is
-    /// room for them. Returns whether it took one.
+    /// room for them. Returns whether more may be left.
     fn take_segments(&self, context: &mut Context<'_>, all: bool) -> bool {
         let receives = &self.session.receives;
-        for taken in 0..MAX_SEGMENTS_PER_ROUND {
+        for _ in 0..MAX_SEGMENTS_PER_ROUND {
             if !all && !receives.wants_segment() {
-                return taken > 0;
+                return false;
             }
             match self.session.connection.poll_recv_segment(context) {
                 Poll::Ready(Ok(segment)) => receives.handle_segment(segment),
-                _ => return taken > 0,
+                _ => return false,
             }
         }
         true
@@ -482,9 +479,9 @@ impl Future for Task {
             // This is polled before the segments are taken, so that every segment that arrived
             // before the close is taken before `finish`.
             let over = task.session.connection.poll_closed(context);
-            let mut busy = task.start_sends(context);
-            busy |= task.complete_sent(context);
-            busy |= task.take_segments(context, over.is_ready());
+            task.start_sends(context);
+            task.complete_sent(context);
+            let mut busy = task.take_segments(context, over.is_ready());
             busy |= task.handle_send_news();
             busy |= task.handle_receive_news();
             busy |= task.handle_timers(context);
