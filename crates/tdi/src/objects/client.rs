@@ -27,24 +27,24 @@ use crate::{
 /// wait for their completion. A handler that panics ends its connection and nothing else.
 ///
 /// `C` is the context of the endpoints, which TDI calls ConnectionContext.
+#[expect(
+    unused_variables,
+    reason = "the default handlers do nothing with what they are given"
+)]
 pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     /// Handles TDI_EVENT_CONNECT: a peer wants to connect to `address`, and no pending listen
     /// accepts it.
     fn connect(&self, address: &Address<C>, offer: &Offer) -> ConnectAnswer<C> {
-        let _ = (address, offer);
         ConnectAnswer::Refuse
     }
 
     /// Handles the result of an acceptance: whether the connection of an offer that
     /// [`connect`](Self::connect) accepted was established. After this call the endpoint is closed
     /// unless the client has kept a handle.
-    fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {
-        let _ = (endpoint, result);
-    }
+    fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {}
 
     /// Handles TDI_EVENT_RECEIVE: bytes of a TSDU have arrived.
     fn receive(&self, endpoint: &Endpoint<C>, indication: Indication) -> Answer {
-        let _ = (endpoint, indication);
         Answer::NotAccepted(0)
     }
 
@@ -67,26 +67,19 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         endpoint: &Endpoint<C>,
         tsdu: ChainedTsdu,
     ) -> Result<(), ChainedTsdu> {
-        let _ = endpoint;
         Err(tsdu)
     }
 
     /// Handles the completion of the request that [`receive`](Self::receive) returned.
-    fn receive_completed(&self, endpoint: &Endpoint<C>, completion: ReceiveCompletion) {
-        let _ = (endpoint, completion);
-    }
+    fn receive_completed(&self, endpoint: &Endpoint<C>, completion: ReceiveCompletion) {}
 
     /// Handles TDI_EVENT_SEND_POSSIBLE: after a refused non-blocking send, the send buffer has
     /// `available` free bytes again. They are not reserved for this client.
-    fn send_possible(&self, endpoint: &Endpoint<C>, available: usize) {
-        let _ = (endpoint, available);
-    }
+    fn send_possible(&self, endpoint: &Endpoint<C>, available: usize) {}
 
     /// Handles the invalidation of a registration of this end by a message of the peer without
     /// payload. The token of a message with payload is reported with the end of its TSDU.
-    fn invalidated(&self, endpoint: &Endpoint<C>, token: Token) {
-        let _ = (endpoint, token);
-    }
+    fn invalidated(&self, endpoint: &Endpoint<C>, token: Token) {}
 
     /// Handles TDI_EVENT_DISCONNECT: the connection has ended without a request of this client, or an
     /// offer was not accepted in time ([`OfferTimeout`](crate::Cause::OfferTimeout)).
@@ -96,15 +89,11 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     ///
     /// The flags are always [`ABORT`](DisconnectFlags::ABORT), because SMB Direct has no orderly
     /// release.
-    fn disconnect(&self, endpoint: &Endpoint<C>, flags: DisconnectFlags, cause: &Cause) {
-        let _ = (endpoint, flags, cause);
-    }
+    fn disconnect(&self, endpoint: &Endpoint<C>, flags: DisconnectFlags, cause: &Cause) {}
 
     /// Handles TDI_EVENT_ERROR: peers cannot connect to this address any more. The listens that
     /// were pending have completed with `status`.
-    fn error(&self, status: Status) {
-        let _ = status;
-    }
+    fn error(&self, status: Status) {}
 }
 
 /// A peer that wants to connect.
