@@ -283,17 +283,7 @@ impl<C: EndpointContext> Address<C> {
     /// have been taken; meanwhile the peer is granted fewer credits. The connect event is refused,
     /// so accept peers with listens.
     pub fn events(&self, capacity: usize) -> Events<C> {
-        let queue = Arc::new(Queue {
-            capacity,
-            state: Mutex::new(State {
-                waiting: VecDeque::new(),
-                tsdus: 0,
-                unfinished: Vec::new(),
-                stalled: Vec::new(),
-                reader: None,
-                closed: false,
-            }),
-        });
+        let queue = Arc::new(Queue::new(capacity));
         self.set_client(Some(queue.clone()));
         Events { queue }
     }
@@ -331,6 +321,20 @@ enum Waiting<C: EndpointContext> {
 }
 
 impl<C: EndpointContext> Queue<C> {
+    const fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                tsdus: 0,
+                unfinished: Vec::new(),
+                stalled: Vec::new(),
+                reader: None,
+                closed: false,
+            }),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -518,5 +522,72 @@ impl<C: EndpointContext> Drop for Events<C> {
 impl<C: EndpointContext> fmt::Debug for Events<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Events").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pair::Pair;
+
+    #[tokio::test]
+    async fn full_queue_stalls_an_endpoint_once() {
+        let Pair { there, .. } = Pair::apart().await;
+        let queue = Queue::new(1);
+        // Only TSDUs count.
+        queue.push_event(Event::Error(Status::CANCELLED));
+        assert!(!queue.is_full(&there));
+        assert_eq!(queue.lock().stalled.len(), 0);
+        queue.push_event(Event::Tsdu {
+            endpoint: there.clone(),
+            tsdu: "the only one".into(),
+        });
+        for _ in 0..2 {
+            assert!(queue.is_full(&there));
+            assert_eq!(queue.lock().stalled.len(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn incomplete_tsdus_are_discarded_with_their_connection() {
+        let piece = Indication {
+            flags: IndicationFlags::NORMAL,
+            data: "a piece".into(),
+            available: 7,
+            tsdu_length: 100,
+            tsdu_offset: 0,
+            invalidated_token: None,
+        };
+        let pair = Pair::apart().await;
+        pair.connect().await;
+        let queue = Queue::new(1);
+        let session = |end: &Endpoint| Arc::downgrade(&end.receiving_session().unwrap());
+        let (first, second) = (session(&pair.here), session(&pair.there));
+        let unfinished = || {
+            queue
+                .lock()
+                .unfinished
+                .iter()
+                .map(|(of, _)| of.clone())
+                .collect::<Vec<_>>()
+        };
+        for end in [&pair.here, &pair.there] {
+            assert!(queue.gather(end, &piece).is_none());
+        }
+        queue.disconnect(&pair.here, DisconnectFlags::ABORT, &Cause::RemoteDisconnect);
+        let [left] = &unfinished()[..] else {
+            panic!("the TSDU of one connection is left");
+        };
+        assert!(left.ptr_eq(&second));
+        // A connection that this end aborts has no disconnect event.
+        drop(pair.there);
+        while second.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(queue.gather(&pair.here, &piece).is_none());
+        let [left] = &unfinished()[..] else {
+            panic!("the TSDU of one connection is left");
+        };
+        assert!(left.ptr_eq(&first));
     }
 }

@@ -155,3 +155,25 @@ impl fmt::Debug for Device {
         f.debug_struct("Device").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smbdirect::Loopback;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn closed_ports_are_forgotten() {
+        let device = Device::new(Arc::new(Loopback::new()), TransportSettings::default());
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let first = device.open_port(any_port, Share::Exclusive).await.unwrap();
+        let second = device.open_port(any_port, Share::Exclusive).await.unwrap();
+        assert_eq!(device.ports.lock().await.len(), 2);
+        drop(first);
+        let third = device.open_port(any_port, Share::Exclusive).await.unwrap();
+        let open: Vec<_> = [&second, &third].map(|port| port.local_address).into();
+        let ports = device.ports.lock().await;
+        assert_eq!(ports.len(), 2);
+        assert!(open.iter().all(|address| ports.contains_key(address)));
+    }
+}

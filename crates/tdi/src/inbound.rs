@@ -528,3 +528,35 @@ impl Offered {
         matches!(self, Self::Chained(_))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only the data of many small TSDUs is copied.
+    #[test]
+    fn payloads_are_copied_if_they_keep_much_more_memory_allocated() {
+        for (before, length, is_copied) in [
+            (0, 1, false),
+            (MAX_UNCOPIED_TSDUS - 1, 1, false),
+            (MAX_UNCOPIED_TSDUS, 1, true),
+            (MAX_UNCOPIED_TSDUS + 1, 1, true),
+            (MAX_UNCOPIED_TSDUS, UNCOPIED_PAYLOAD_BYTES - 1, true),
+            (MAX_UNCOPIED_TSDUS, UNCOPIED_PAYLOAD_BYTES, false),
+            (MAX_UNCOPIED_TSDUS, UNCOPIED_PAYLOAD_BYTES + 1, false),
+        ] {
+            let mut inbound = Inbound::new(ReceiveSettings::default()).unwrap();
+            for _ in 0..before {
+                inbound.handle_segment("x".into(), 0, None);
+            }
+            let payload = Bytes::from(vec![7; length]);
+            inbound.handle_segment(payload.clone(), 0, None);
+            let last = inbound.tsdus.back().unwrap().slices()[0].as_ptr();
+            assert_eq!(
+                last != payload.as_ptr(),
+                is_copied,
+                "{length} bytes after {before}"
+            );
+        }
+    }
+}

@@ -95,6 +95,8 @@ mod flags;
 mod inbound;
 mod objects;
 mod outbound;
+#[cfg(test)]
+mod pair;
 mod pending;
 mod port;
 mod receive;

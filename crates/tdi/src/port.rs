@@ -89,9 +89,14 @@ impl Port {
 
     /// Returns the open addresses, in the order in which they were opened.
     fn open_targets(&self) -> Vec<Arc<dyn OfferTarget>> {
-        let mut targets = lock(&self.targets);
-        targets.retain(|target| target.strong_count() > 0);
-        targets.iter().filter_map(Weak::upgrade).collect()
+        let mut open = Vec::new();
+        lock(&self.targets).retain(|target| {
+            let target = target.upgrade();
+            let is_open = target.is_some();
+            open.extend(target);
+            is_open
+        });
+        open
     }
 
     /// Offers a peer to the addresses, one after another, until one accepts it.
@@ -167,5 +172,23 @@ pub(crate) fn open_status(error: &ProviderError) -> Status {
         ProviderErrorKind::InUse => Status::ADDRESS_ALREADY_EXISTS,
         ProviderErrorKind::Address => Status::INVALID_ADDRESS_COMPONENT,
         _ => Status::INSUFFICIENT_RESOURCES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_of_an_open_has_a_status() {
+        use ProviderErrorKind as Kind;
+        for (kind, status) in [
+            (Kind::InUse, Status::ADDRESS_ALREADY_EXISTS),
+            (Kind::Address, Status::INVALID_ADDRESS_COMPONENT),
+            (Kind::Local, Status::INSUFFICIENT_RESOURCES),
+        ] {
+            let error = ProviderError::new(kind, "a reason");
+            assert_eq!(open_status(&error), status, "{kind:?}");
+        }
     }
 }

@@ -303,3 +303,54 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::receive::ReceiveSettings;
+
+    fn segment(length: usize) -> Segment {
+        Segment {
+            payload: vec![7; length].into(),
+            remaining: 0,
+            invalidated_token: None,
+        }
+    }
+
+    #[test]
+    fn usage_counts_how_often_the_buffer_was_full() {
+        // Each TSDU costs 128 bytes and its data.
+        let settings = ReceiveSettings {
+            receive_buffer: 300,
+            ..ReceiveSettings::default()
+        };
+        let receives = Receives::new(Inbound::new(settings).unwrap());
+        let usage = |exhausted, maximum_used| ResourceStatistics {
+            maximum_used,
+            exhausted,
+        };
+        assert!(receives.wants_segment());
+        assert_eq!(receives.usage(), usage(0, 0));
+        receives.handle_segment(segment(2));
+        // The chained handler keeps the first TSDU while the second is held.
+        let Some(ReceiveNews::Chained(_kept)) = receives.poll_news(300) else {
+            panic!("the TSDU is lent");
+        };
+        receives.answer_chained(Ok(())).unwrap();
+        assert!(receives.wants_segment());
+        receives.handle_segment(segment(100));
+        assert_eq!(receives.usage(), usage(0, 130 + 228));
+        let context = &mut Context::from_waker(Waker::noop());
+        receives.set_taken_whole(true);
+        for times in 1..3 {
+            for _ in 0..2 {
+                assert!(!receives.wants_segment());
+                assert_eq!(receives.usage(), usage(times, 130 + 228));
+            }
+            assert!(receives.poll_tsdu(context).is_ready());
+            assert!(receives.wants_segment());
+            assert_eq!(receives.usage(), usage(times, 130 + 228));
+            receives.handle_segment(segment(100));
+        }
+    }
+}

@@ -498,3 +498,35 @@ impl Future for Task {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn each_deadline_is_postponed_by_itself() {
+        let first = Instant::now();
+        let second = first + Duration::from_secs(100);
+        let late = Duration::from_secs(10);
+        let mut postponed = Postponed::default();
+        assert!(
+            !postponed.postpone(first, first, true),
+            "it is judged in time"
+        );
+        assert_eq!(postponed.until(first), first);
+        for due in [first, second] {
+            for _ in 0..3 {
+                let now = postponed.until(due) + late;
+                assert!(postponed.postpone(due, now, true));
+                assert!(postponed.until(due) > now);
+            }
+            let last = postponed.until(due);
+            assert!(!postponed.postpone(due, last + late, true));
+            assert_eq!(postponed.until(due), last);
+        }
+        // The deadline that was postponed last is known.
+        assert_eq!(postponed.until(first), first);
+    }
+}

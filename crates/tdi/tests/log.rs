@@ -18,6 +18,13 @@ async fn lines_about_tdi_sessions_name_the_peer() {
         }
     }
 
+    struct TakesMore;
+    impl Client for TakesMore {
+        fn receive(&self, _: &Endpoint, indication: Indication) -> Answer {
+            Answer::Taken(indication.data.len() + 1)
+        }
+    }
+
     let (log, _guard) = Log::start("info");
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let transport = Transport::new(provider, TransportSettings::default()).unwrap();
@@ -41,5 +48,17 @@ async fn lines_about_tdi_sessions_name_the_peer() {
     drop(here.send("boom", SendFlags::empty()));
     let line = log.wait_for("a handler panicked").await;
     assert_ne!(peer(&line), address);
+    assert!(line.contains(&format!(" local={address}}}: ")), "{line}");
+
+    there.disconnected().await.unwrap();
+    here.disconnected().await.unwrap();
+    let took_more = "a handler took more than was indicated";
+    assert!(!log.lines().iter().any(|line| line.contains(took_more)));
+    remote.set_client(Some(Arc::new(TakesMore)));
+    let listening = there.listen(None);
+    here.connect(address, None).await.unwrap();
+    listening.await.unwrap();
+    drop(here.send("a little", SendFlags::empty()));
+    let line = log.wait_for(took_more).await;
     assert!(line.contains(&format!(" local={address}}}: ")), "{line}");
 }

@@ -340,3 +340,49 @@ impl<C: EndpointContext> fmt::Debug for Address<C> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{flags::DisconnectFlags, pair::Pair};
+
+    /// Returns the numbers of endpoints and of pending listens that an address knows.
+    fn known(address: &Address) -> (usize, usize) {
+        let state = address.shared().lock();
+        (state.endpoints.len(), state.listens.len())
+    }
+
+    #[tokio::test]
+    async fn closed_endpoints_and_cancelled_listens_are_forgotten() {
+        let Pair { there, remote, .. } = Pair::apart().await;
+        let (second, third) = (remote.open_endpoint(()), remote.open_endpoint(()));
+        let endpoints = [&there, &second, &third];
+        let _listens = endpoints.map(|endpoint| endpoint.listen(None));
+        assert_eq!(known(&remote), (3, 3));
+        drop(third);
+        assert_eq!(known(&remote), (2, 2));
+        there
+            .disconnect(DisconnectFlags::ABORT, None)
+            .await
+            .unwrap();
+        assert_eq!(known(&remote), (2, 1));
+        there.disassociate().unwrap();
+        assert_eq!(known(&remote), (1, 1));
+        // The listen that is left is that of the other endpoint. Cancelling it again does not affect a later listen.
+        let weak = second.downgrade();
+        let attempt = {
+            let state = remote.shared().lock();
+            assert!(state.endpoints[0].ptr_eq(&weak));
+            assert!(state.listens[0].endpoint.ptr_eq(&weak));
+            state.listens[0].attempt
+        };
+        second
+            .disconnect(DisconnectFlags::ABORT, None)
+            .await
+            .unwrap();
+        assert_eq!(known(&remote), (1, 0));
+        let _listen = second.listen(None);
+        remote.shared().cancel_listen(&weak, attempt);
+        assert_eq!(known(&remote), (1, 1));
+    }
+}

@@ -183,6 +183,13 @@ impl<C: EndpointContext> State<C> {
         current.is_some_and(|current| Arc::ptr_eq(current, session))
     }
 
+    /// Enters the state `Releasing`, unless the connection has ended since the release was submitted.
+    pub(super) fn enter_releasing(&mut self, session: &Arc<Session>) {
+        if self.is_on(session) && matches!(self.phase, Phase::Connected) {
+            self.phase = Phase::Releasing;
+        }
+    }
+
     /// Starts a new attempt at a connection, and returns its number.
     pub(super) const fn begin(&mut self) -> u64 {
         self.attempt += 1;

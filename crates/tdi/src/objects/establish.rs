@@ -222,12 +222,7 @@ async fn accept_in_span<C: EndpointContext>(
     };
     let config = device.settings.config.clone();
     let result = incoming.accept(config).await;
-    let result = result.map_err(|error| match error {
-        AcceptError::TimedOut | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
-            Status::IO_TIMEOUT
-        }
-        _ => Status::CONNECTION_ABORTED,
-    });
+    let result = result.map_err(|error| accept_status(&error));
     if let Some(shared) = endpoint.upgrade() {
         Endpoint::from_shared(shared).attempt_done(attempt, result);
     }
@@ -252,6 +247,16 @@ async fn expire_offer<C: EndpointContext>(
         endpoint.call_without_session(|client| {
             client.disconnect(&endpoint, DisconnectFlags::ABORT, &Cause::OfferTimeout);
         });
+    }
+}
+
+/// Returns the status with which an acceptance completes after `error`.
+const fn accept_status(error: &AcceptError) -> Status {
+    match error {
+        AcceptError::TimedOut | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
+            Status::IO_TIMEOUT
+        }
+        _ => Status::CONNECTION_ABORTED,
     }
 }
 
@@ -289,6 +294,48 @@ mod tests {
     };
 
     use super::*;
+    use crate::pair::Pair;
+
+    #[test]
+    fn each_error_of_an_acceptance_maps_to_a_status() {
+        let error = |kind| ProviderError::new(kind, "a reason");
+        let expired = ConnectionError::TimedOut(Expired::Negotiation);
+        let closed = ConnectionError::Closed(Initiator::Remote);
+        for (error, status) in [
+            (AcceptError::TimedOut, Status::IO_TIMEOUT),
+            (AcceptError::Negotiation(expired), Status::IO_TIMEOUT),
+            (AcceptError::Negotiation(closed), Status::CONNECTION_ABORTED),
+            (
+                AcceptError::Provider(error(ProviderErrorKind::Reset)),
+                Status::CONNECTION_ABORTED,
+            ),
+        ] {
+            assert_eq!(accept_status(&error), status, "{error}");
+        }
+    }
+
+    /// The timer of an offer that was decided may fire before it is aborted.
+    #[tokio::test]
+    async fn a_timer_expires_only_its_own_offer() {
+        let Pair {
+            here,
+            there,
+            remote,
+            local: _local,
+            ..
+        } = Pair::apart().await;
+        let listen = there.listen_and_query(None);
+        let attempt = there.lock().attempt;
+        expire_offer(there.downgrade(), attempt, Duration::ZERO).await;
+        assert_eq!(there.state(), EndpointState::Listening);
+        let connect = here.connect(remote.local_address(), None);
+        listen.await.unwrap();
+        expire_offer(there.downgrade(), attempt - 1, Duration::ZERO).await;
+        assert_eq!(there.state(), EndpointState::Offered);
+        expire_offer(there.downgrade(), attempt, Duration::ZERO).await;
+        assert_eq!(there.state(), EndpointState::Associated);
+        assert_eq!(connect.await, Err(Status::REMOTE_NOT_LISTENING));
+    }
 
     //= TDI-CONN-00 test
     #[test]

@@ -236,11 +236,7 @@ impl<C: EndpointContext> Endpoint<C> {
             complete(Some(completer), Err(status));
             return requested;
         }
-        let mut state = self.lock();
-        // The connection may have ended since the state was checked.
-        if state.is_on(&session) && matches!(state.phase, Phase::Connected) {
-            state.phase = Phase::Releasing;
-        }
+        self.lock().enter_releasing(&session);
         requested
     }
 
@@ -267,5 +263,28 @@ fn may_begin<C: EndpointContext>(state: &State<C>, request: Request) -> Result<(
             Err(Status::INVALID_ADDRESS)
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{pair::Pair, state::EndpointState};
+
+    /// The connection can end while its release is submitted.
+    #[tokio::test]
+    async fn release_of_an_ended_connection_leaves_the_state() {
+        let pair = Pair::apart().await;
+        pair.connect().await;
+        let old = pair.here.sending_session().unwrap();
+        pair.here.abort().unwrap();
+        pair.here.lock().enter_releasing(&old);
+        assert_eq!(pair.here.state(), EndpointState::Associated);
+        assert!(pair.there.disconnected().await.is_some());
+        pair.connect().await;
+        pair.here.lock().enter_releasing(&old);
+        assert_eq!(pair.here.state(), EndpointState::Connected);
+        let current = pair.here.sending_session().unwrap();
+        pair.here.lock().enter_releasing(&current);
+        assert_eq!(pair.here.state(), EndpointState::Releasing);
     }
 }

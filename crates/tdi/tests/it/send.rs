@@ -77,10 +77,12 @@ impl Sends {
     /// Sends all complete TSDUs, and returns them.
     fn drain(&mut self) -> Vec<String> {
         let mut sent = Vec::new();
-        while let Some(tsdu) = self.next() {
+        while self.outbound.has_tsdu() {
+            let tsdu = self.next().expect("there is a TSDU");
             sent.push(text(tsdu.message));
             self.outbound.tsdu_sent();
         }
+        assert!(self.next().is_none());
         sent
     }
 

@@ -5,10 +5,13 @@ use std::{sync::Arc, thread, time::Duration};
 
 use bytes::BytesMut;
 use smbdirect::{Iwarp, IwarpConfig, Settings};
-use smbdirect_tdi::{ReceiveFlags, SendFlags, Status};
-use tokio::runtime::Builder;
+use smbdirect_tdi::{EndpointState, ReceiveFlags, SendFlags, SendOptions, Sending, Status};
+use tokio::{
+    runtime::Builder,
+    time::{Instant, advance},
+};
 
-use crate::endpoint::ends::{Ends, settings, within};
+use crate::endpoint::ends::{Ends, loopback, settings, starving_settings, turns, within};
 
 /// Every deadline of the end that is stopped.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -42,4 +45,61 @@ fn a_tdi_send_outlives_a_stop() {
             assert_eq!(within(receiving).await.status, Status::SUCCESS);
         });
     }
+}
+
+/// Starts sends that the peer does not take, so that a later send does not leave.
+async fn stuck() -> (Ends, Vec<Sending>) {
+    let ends = Ends::with(loopback(), starving_settings()).await;
+    let stuck = (0..40)
+        .map(|number| ends.here.send(vec![number; 10_000], SendFlags::empty()))
+        .collect();
+    turns(200).await;
+    (ends, stuck)
+}
+
+fn send_by(ends: &Ends, deadline: Instant) -> Sending {
+    let options = SendOptions {
+        deadline: Some(deadline.into_std()),
+        ..SendOptions::default()
+    };
+    ends.here.send_with("last", SendFlags::empty(), options)
+}
+
+//= TDI-SEND-27 test
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_judged_late_is_postponed() {
+    let (ends, stuck) = stuck().await;
+    let start = Instant::now();
+    let late = send_by(&ends, start + LIMIT);
+    turns(200).await;
+    advance(STOP).await;
+    // The timer has fired late, so the send has a second more.
+    assert_eq!(late.await.status, Status::IO_TIMEOUT);
+    let after = start.elapsed();
+    assert!(after > STOP + Duration::from_millis(900), "{after:?}");
+    assert!(after < STOP + Duration::from_millis(1100), "{after:?}");
+    // In that second it can be sent.
+    let late = send_by(&ends, Instant::now() + LIMIT);
+    turns(200).await;
+    advance(STOP).await;
+    for number in 0..40 {
+        assert_eq!(ends.arrived().await, vec![number; 10_000]);
+    }
+    assert_eq!(ends.arrived().await, "last");
+    assert_eq!(late.await.status, Status::SUCCESS);
+    drop(stuck);
+}
+
+//= TDI-SEND-27 test
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_had_passed_is_not_postponed() {
+    let (ends, _stuck) = stuck().await;
+    advance(STOP).await;
+    let start = Instant::now();
+    for deadline in [start - STOP, start - STOP / 2] {
+        assert_eq!(send_by(&ends, deadline).await.status, Status::IO_TIMEOUT);
+    }
+    let after = start.elapsed();
+    assert!(after < Duration::from_millis(100), "{after:?}");
+    assert_eq!(ends.here.state(), EndpointState::Connected);
 }

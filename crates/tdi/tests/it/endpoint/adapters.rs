@@ -18,7 +18,7 @@ use smbdirect_tdi::{
 
 use super::ends::{
     Ends, How, Recorder, credits, loopback, not_yet, over_providers, pattern, receive, settings,
-    starving_settings, turns, within,
+    small_buffer, starving_settings, turns, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -200,7 +200,7 @@ async fn writer_assembles_parts_into_one_tsdu(provider: Arc<dyn Provider>) {
     drop(ends.here.send("in between", PLAIN));
     first.push("st").unwrap();
     second.push("ond").unwrap();
-    assert_eq!(first.len(), 5);
+    assert_eq!((first.len(), first.is_empty()), (5, false));
     let mut forgotten = ends.here.begin_tsdu(PLAIN).unwrap();
     forgotten.push("never sent").unwrap();
     drop(forgotten);
@@ -288,6 +288,12 @@ async fn events_are_delivered_as_a_stream(provider: Arc<dyn Provider>) {
     drop(events);
     ends.connect().await;
     drop(ends.here.send("later", PLAIN));
+    within(async {
+        while ends.there.query_connection().unwrap().receive_buffer_held == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     assert_eq!(ends.arrived().await, "later");
 }
 
@@ -393,4 +399,71 @@ async fn sink_can_be_closed_again_after_a_failed_close() {
         assert_eq!(within(close).await, Ok(()));
     }
     assert_eq!(ends.arrived().await, "halfand half");
+}
+
+#[tokio::test]
+async fn sink_counts_the_bytes_of_items_that_were_not_sent() {
+    let ends = Ends::new(loopback()).await;
+    let mut sink = ends.here.sink(PLAIN, 10).unwrap();
+    for _ in 0..2 {
+        // No item is sent before this future waits.
+        for (length, is_ready) in [(4, true), (5, true), (1, false)] {
+            Pin::new(&mut sink).start_send(pattern(length, 0)).unwrap();
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            let ready = Pin::new(&mut sink).poll_ready(&mut context);
+            assert_eq!(ready.is_ready(), is_ready, "{length} more");
+        }
+        flush(&mut sink).await.unwrap();
+    }
+}
+
+//= TDI-CHN-05 test
+#[tokio::test]
+async fn tsdus_that_wait_in_the_stream_count_as_lent() {
+    let ends = Ends::new(loopback()).await;
+    let mut events = ends.remote.events(2);
+    let data = pattern(10_000, 0);
+    for _ in 0..2 {
+        ends.here.send(data.clone(), PLAIN).await.result().unwrap();
+    }
+    within(ends.here.disconnect(DisconnectFlags::RELEASE, None))
+        .await
+        .unwrap();
+    within(ends.there.disconnected()).await.unwrap();
+    let received = ends.transport.statistics().resources[1];
+    // Each costs 128 bytes in addition to its data.
+    assert_eq!(received.maximum_used, 20_256);
+    for _ in 0..2 {
+        let Event::Tsdu { tsdu, .. } = event(&mut events).await else {
+            panic!("the event is a TSDU");
+        };
+        assert_eq!(tsdu.into_bytes(), data);
+    }
+}
+
+//= TDI-SEND-17 test
+#[tokio::test]
+async fn events_include_send_possible() {
+    let ends = Ends::with(loopback(), small_buffer()).await;
+    let mut events = ends.local.events(1);
+    let data = pattern(200_000, 0);
+    for _ in 0..2 {
+        assert_eq!(ends.here.try_send(data.clone(), PLAIN), Ok(200_000));
+    }
+    let refused = ends.here.try_send(data.clone(), PLAIN);
+    assert_eq!(refused, Err(Status::DEVICE_NOT_READY));
+    for _ in 0..2 {
+        assert_eq!(ends.arrived().await, data);
+    }
+    let event = event(&mut events).await;
+    assert!(
+        matches!(
+            event,
+            Event::SendPossible {
+                available: 300_000..,
+                ..
+            }
+        ),
+        "{event:?}"
+    );
 }

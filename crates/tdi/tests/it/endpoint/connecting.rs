@@ -2,12 +2,12 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use smbdirect::{Connection, rdma::provider::Provider};
+use smbdirect::{Connection, Iwarp, IwarpConfig, rdma::provider::Provider};
 use smbdirect_tdi::{
     Address, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState, SendFlags, Share, Status,
     TransportSettings,
 };
-use tokio::net::TcpListener;
+use tokio::{io::AsyncReadExt, net::TcpListener};
 
 use super::ends::{
     Ends, How, Recorder, any_port, iwarp, loopback, over_providers, pattern, receive, settings,
@@ -102,6 +102,7 @@ async fn undecided_offer_times_out(provider: Arc<dyn Provider>) {
         within(ends.there.accept()).await,
         Err(Status::INVALID_CONNECTION)
     );
+    assert_eq!(ends.transport.statistics().session_timeouts, 1);
     // The endpoint can listen again.
     ends.connect().await;
 }
@@ -559,4 +560,41 @@ async fn offer_refused_by_the_handler_is_counted() {
     );
     // The connect itself is counted once.
     assert_eq!(after.no_listen_failures, before.no_listen_failures + 1);
+}
+
+//= TDI-CLOSE-02 test
+#[tokio::test]
+async fn closing_an_address_cancels_the_listens_of_its_own_endpoints() {
+    let ends = Ends::apart(loopback(), TransportSettings::default()).await;
+    let stays = neighbour(&ends);
+    let other = ends.transport.open_address(any_port(), Share::Exclusive);
+    let other = other.await.unwrap();
+    ends.there.disassociate().unwrap();
+    ends.there.associate(&other).unwrap();
+    let cancelled = stays.listen(None);
+    let listen = ends.there.listen(None);
+    drop(ends.remote);
+    assert_eq!(within(cancelled).await, Err(Status::CANCELLED));
+    within(ends.here.connect(other.local_address(), None))
+        .await
+        .unwrap();
+    within(listen).await.unwrap();
+}
+
+//= TDI-DISC-02 test
+#[tokio::test]
+async fn aborted_connect_closes_its_link() {
+    let patient = Iwarp::new(IwarpConfig {
+        connect_timeout: Duration::from_secs(3600),
+        ..IwarpConfig::default()
+    });
+    let silent = TcpListener::bind(any_port()).await.unwrap();
+    let ends = Ends::apart(Arc::new(patient), TransportSettings::default()).await;
+    let address = silent.local_addr().unwrap();
+    let connect = ends.here.connect(address, Some(Duration::from_secs(3600)));
+    let (mut peer, _) = within(silent.accept()).await.unwrap();
+    within(ends.here.disconnect(ABORT, None)).await.unwrap();
+    assert_eq!(within(connect).await, Err(Status::CANCELLED));
+    // The peer reads what was sent, and then the end of the link or its reset.
+    let _ = within(peer.read_to_end(&mut Vec::new())).await;
 }

@@ -16,7 +16,7 @@ use smbdirect_tdi::{
 };
 
 use super::ends::{
-    Ends, How, Recorder, iwarp, loopback, not_yet, over_providers, pattern, receive,
+    Ends, How, Recorder, iwarp, loopback, not_yet, over_providers, pattern, receive, small_buffer,
     starving_settings, turns, within,
 };
 
@@ -160,25 +160,31 @@ async fn release_is_refused_while_a_tsdu_is_open(provider: Arc<dyn Provider>) {
 
 //= TDI-DISC-05 test
 async fn release_becomes_an_abort_at_its_timeout(provider: Arc<dyn Provider>) {
-    let ends = Ends::with(provider, starving_settings()).await;
-    let stuck: Vec<_> = (0..40)
-        .map(|number| ends.here.send(pattern(10_000, number), PLAIN))
-        .collect();
-    let release = ends
-        .here
-        .disconnect(RELEASE, Some(Duration::from_millis(50)));
-    assert_eq!(within(release).await, Err(Status::IO_TIMEOUT));
-    assert_eq!(ends.here.state(), EndpointState::Associated);
-    let mut failed = 0;
-    for sending in stuck {
-        let status = within(sending).await.status;
-        assert!(
-            [Status::SUCCESS, Status::LOCAL_DISCONNECT].contains(&status),
-            "{status}"
-        );
-        failed += usize::from(status == Status::LOCAL_DISCONNECT);
+    for is_idle in [false, true] {
+        let ends = Ends::with(provider.clone(), starving_settings()).await;
+        let stuck: Vec<_> = (0..40)
+            .map(|number| ends.here.send(pattern(10_000, number), PLAIN))
+            .collect();
+        if is_idle {
+            // Nothing else happens on the connection when it is released.
+            not_yet(ends.here.disconnected()).await;
+        }
+        let release = ends
+            .here
+            .disconnect(RELEASE, Some(Duration::from_millis(50)));
+        assert_eq!(within(release).await, Err(Status::IO_TIMEOUT));
+        assert_eq!(ends.here.state(), EndpointState::Associated);
+        let mut failed = 0;
+        for sending in stuck {
+            let status = within(sending).await.status;
+            assert!(
+                [Status::SUCCESS, Status::LOCAL_DISCONNECT].contains(&status),
+                "{status}"
+            );
+            failed += usize::from(status == Status::LOCAL_DISCONNECT);
+        }
+        assert!(failed > 0);
     }
-    assert!(failed > 0);
 }
 
 //= TDI-DISC-02 test
@@ -401,11 +407,7 @@ async fn handler_can_disconnect(provider: Arc<dyn Provider>) {
 //= TDI-DISC-08 test
 #[tokio::test]
 async fn no_send_possible_event_after_an_abort() {
-    let mut small = starving_settings();
-    small.send.max_tsdu = 200_000;
-    small.send.high_water = 400_000;
-    small.send.low_water = 100_000;
-    let ends = Ends::with(loopback(), small).await;
+    let ends = Ends::with(loopback(), small_buffer()).await;
     let recorder = Recorder::new(How::Take);
     ends.local.set_client(Some(recorder.clone()));
     let partial = SendFlags::PARTIAL;
@@ -464,4 +466,26 @@ async fn cause_is_known_once_the_end_is_visible() {
         within(ends.here.disconnected()).await,
         Some(Cause::LocalDisconnect)
     );
+}
+
+//= TDI-QUERY-02 test
+#[tokio::test]
+async fn figures_of_each_connection_are_counted_once() {
+    let ends = Ends::new(loopback()).await;
+    let (here, there) = (ends.local.open_endpoint(()), ends.remote.open_endpoint(()));
+    let listen = there.listen(None);
+    within(here.connect(ends.remote.local_address(), None))
+        .await
+        .unwrap();
+    within(listen).await.unwrap();
+    let sent = || ends.transport.statistics().data_frames_sent;
+    for endpoint in [&ends.here, &here] {
+        endpoint.send("x", PLAIN).await.result().unwrap();
+    }
+    assert_eq!(sent(), 2);
+    within(ends.here.disconnect(ABORT, None)).await.unwrap();
+    within(ends.there.disconnected()).await.unwrap();
+    assert_eq!(sent(), 2, "a connection has ended");
+    here.send("x", PLAIN).await.result().unwrap();
+    assert_eq!(sent(), 3, "the other one continues");
 }

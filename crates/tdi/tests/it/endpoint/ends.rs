@@ -90,6 +90,15 @@ pub(crate) fn starving_settings() -> TransportSettings {
     settings
 }
 
+/// Like [`starving_settings`], with a send buffer for two TSDUs of 200,000 bytes.
+pub(crate) fn small_buffer() -> TransportSettings {
+    let mut settings = starving_settings();
+    settings.send.max_tsdu = 200_000;
+    settings.send.high_water = 400_000;
+    settings.send.low_water = 100_000;
+    settings
+}
+
 pub(crate) fn transport(provider: &Arc<dyn Provider>, settings: TransportSettings) -> Transport {
     Transport::new(provider.clone(), settings).unwrap()
 }

@@ -1,22 +1,23 @@
 //! Tests of handlers that panic, of handles that are dropped at any time, and of links and listeners
 //! that fail: each request completes once, and other connections are not affected.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
+use futures_core::Stream;
 use smbdirect::rdma::{
     provider::{BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener},
     work::{Limits, ProviderError, ProviderErrorKind},
 };
 use smbdirect_tdi::{
-    Cause, Client, DisconnectFlags, EndpointState, ReceiveFlags, Receiving, SendFlags, Sending,
-    Share, Status, TransportSettings,
+    Cause, Client, DisconnectFlags, EndpointState, Event, ReceiveFlags, Receiving, SendFlags,
+    Sending, Share, Status, TransportSettings,
 };
 use tokio::sync::Notify;
 
 use super::ends::{
-    Ends, How, Recorder, credits, iwarp, loopback, over_providers, pattern, settings,
-    starving_settings, within,
+    Ends, How, Recorder, credits, iwarp, loopback, over_providers, pattern, settings, small_buffer,
+    within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -83,11 +84,7 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         assert_eq!(&within(receiving).await.into_data().unwrap()[..], b"unhurt");
     }
     // The handler of another event panics.
-    let mut small = starving_settings();
-    small.send.max_tsdu = 200_000;
-    small.send.high_water = 400_000;
-    small.send.low_water = 100_000;
-    let ends = Ends::with(provider, small).await;
+    let ends = Ends::with(provider, small_buffer()).await;
     let recorder = Recorder::new(How::Panic);
     ends.local.set_client(Some(recorder.clone()));
     let data = pattern(200_000, 0);
@@ -348,6 +345,24 @@ impl ProviderListener for FailingListener {
             }
         })
     }
+}
+
+#[tokio::test]
+async fn stream_of_events_has_the_failure_of_the_listener() {
+    let failure = Arc::new(Notify::new());
+    let provider = Failing {
+        below: loopback(),
+        failure: failure.clone(),
+    };
+    let ends = Ends::apart(Arc::new(provider), TransportSettings::default()).await;
+    let mut events = ends.remote.events(1);
+    failure.notify_one();
+    let next = poll_fn(|context| Pin::new(&mut events).poll_next(context));
+    let event = within(next).await.unwrap();
+    assert!(
+        matches!(event, Event::Error(Status::INSUFFICIENT_RESOURCES)),
+        "{event:?}"
+    );
 }
 
 #[tokio::test]

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use bytes::{Buf, BytesMut};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_tdi::{
-    Inbound, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags, Status, TransportSettings,
+    Client, Inbound, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags, Status,
+    TransportSettings,
 };
 
 use super::ends::{
     Ends, How, Recorder, credits, loopback, not_yet, over_providers, pattern, receive, settings,
-    starving, within,
+    starving, turns, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -302,4 +303,29 @@ fn tiny_segments_are_joined() {
     }
     assert_eq!(got, data);
     assert!(pieces < 1000, "{pieces} pieces");
+}
+
+/// A client that asks for whole TSDUs and has no handler for them.
+struct Unprepared;
+
+impl Client for Unprepared {
+    fn takes_chained(&self) -> bool {
+        true
+    }
+}
+
+//= TDI-ADDR-02 test
+#[tokio::test]
+async fn tsdu_without_a_chained_handler_is_held_for_receives() {
+    let ends = Ends::new(loopback()).await;
+    ends.remote.set_client(Some(Arc::new(Unprepared)));
+    drop(ends.here.send("held", PLAIN));
+    within(async {
+        while ends.there.query_connection().unwrap().receive_buffer_held == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    turns(20).await;
+    assert_eq!(ends.arrived().await, "held");
 }

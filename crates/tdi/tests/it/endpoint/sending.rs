@@ -6,12 +6,11 @@ use bytes::{Buf, Bytes};
 use smbdirect::{Access, Message, Settings, Token, engine::Policy, rdma::provider::Provider};
 use smbdirect_tdi::{
     Expedited, NoResponse, NonBlocking, SendFlags, SendOptions, Sending, ServiceFlags, Status,
-    TransportSettings,
 };
 
 use super::ends::{
     Ends, How, Recorder, credits, not_yet, over_providers, pattern, receive, settings,
-    starving_settings, within,
+    small_buffer, starving_settings, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -198,15 +197,6 @@ async fn each_combination_of_known_flags_is_accepted(provider: Arc<dyn Provider>
     }
 }
 
-/// Settings with a send buffer for two TSDUs of 200,000 bytes.
-fn small_buffer() -> TransportSettings {
-    let mut settings = starving_settings();
-    settings.send.max_tsdu = 200_000;
-    settings.send.high_water = 400_000;
-    settings.send.low_water = 100_000;
-    settings
-}
-
 //= TDI-SEND-14 test
 //= TDI-SEND-15 test
 //= TDI-SEND-16 test
@@ -227,10 +217,10 @@ async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Prov
     let information = ends.here.query_connection().unwrap();
     assert_eq!(information.send_buffer_available, 0);
     // Without room each send is refused, and one event follows for all refusals.
-    for _ in 0..3 {
+    for flags in [PLAIN, NON_BLOCKING, PLAIN] {
         assert_eq!(full(10_000).await, (Status::DEVICE_NOT_READY, 0));
         assert_eq!(
-            ends.here.try_send("x", PLAIN),
+            ends.here.try_send("x", flags),
             Err(Status::DEVICE_NOT_READY)
         );
     }
@@ -675,6 +665,7 @@ async fn queries_report_the_traffic(provider: Arc<dyn Provider>) {
         .await
         .unwrap();
     within(ends.there.disconnected()).await.unwrap();
+    assert!(ends.here.query_connection().unwrap().unreliable);
     let after = ends.transport.statistics();
     // The counts stay after the connections have ended.
     assert_eq!(

@@ -187,6 +187,15 @@ fn full_receive_buffer_wants_no_segment() {
         assert!(arrived < 100);
     }
     assert_eq!(arrived, 8);
+    // A TSDU of one byte costs 129.
+    for (receive_buffer, wants) in [(128, false), (129, false), (130, true)] {
+        let mut exact = inbound(ReceiveSettings {
+            receive_buffer,
+            ..settings()
+        });
+        arrive(&mut exact, "a", 0);
+        assert_eq!(exact.wants_segment(), wants, "{receive_buffer}");
+    }
     // A pending receive wants more data.
     assert_eq!(next(&mut small), "a/1");
     small.answer(Answer::NotAccepted(0)).unwrap();
