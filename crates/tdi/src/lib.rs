@@ -86,57 +86,20 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
-mod cause;
-mod chained;
-mod clock;
-mod completions;
-mod device;
-mod flags;
-mod inbound;
 mod objects;
-mod outbound;
-#[cfg(test)]
-mod pair;
-mod pending;
-mod port;
-mod receive;
-mod receives;
-mod request;
-mod send;
-mod send_queue;
-mod sends;
+mod protocol;
 mod session;
-#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
-mod shuttled;
-mod state;
-mod statistics;
-mod status;
-/// The lock type of `sends`, which `shuttled` replaces.
-mod sync {
-    pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
-}
-mod transport;
-mod tsdu;
 
 pub use adapters::{Event, Events, TsduSink, TsduWriter, Tsdus};
-pub use cause::Cause;
-pub use chained::ChainedTsdu;
-pub use device::TransportSettings;
-pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
-pub use inbound::Inbound;
-pub use objects::{Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, SendOptions};
-pub use outbound::Outbound;
-pub use pending::{Receiving, Requested, Sending};
-pub use port::Share;
-pub use receive::{
-    Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings,
+pub use objects::{
+    Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, SendOptions, Share,
+    Transport, TransportSettings,
 };
-pub use request::RequestId;
-pub use send::{
-    Expedited, NoResponse, NonBlocking, OutboundTsdu, SendAvailability, SendCompletion, SendEvent,
-    SendRequest, SendSettings, Submission,
+pub use protocol::{
+    Answer, Cause, ChainedTsdu, ConnectionInfo, DisconnectFlags, EndpointState, Expedited, Inbound,
+    Indication, IndicationFlags, NoResponse, NonBlocking, Outbound, OutboundTsdu, ProviderInfo,
+    ProviderStatistics, ReceiveCompletion, ReceiveEvent, ReceiveFlags, ReceiveRequest,
+    ReceiveSettings, RequestId, ResourceStatistics, SendAvailability, SendCompletion, SendEvent,
+    SendFlags, SendRequest, SendSettings, ServiceFlags, Severity, Status, Submission,
 };
-pub use state::EndpointState;
-pub use statistics::{ConnectionInfo, ProviderInfo, ProviderStatistics, ResourceStatistics};
-pub use status::{Severity, Status};
-pub use transport::Transport;
+pub use session::{Receiving, Requested, Sending};

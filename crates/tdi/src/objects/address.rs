@@ -16,13 +16,11 @@ use tracing::warn;
 
 use super::{
     client::{Client, ConnectAnswer, Offer},
-    endpoint::{Endpoint, EndpointContext, Shared},
-};
-use crate::{
     device::Device,
+    endpoint::{Endpoint, EndpointContext, Shared},
     port::{OfferTarget, Port},
-    status::Status,
 };
+use crate::protocol::Status;
 
 /// A local address. Its client receives the events of all endpoints that are associated with it,
 /// and peers can connect to it.
@@ -344,7 +342,7 @@ impl<C: EndpointContext> fmt::Debug for Address<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{flags::DisconnectFlags, pair::Pair};
+    use crate::{objects::pair::Pair, protocol::DisconnectFlags};
 
     /// Returns the numbers of endpoints and of pending listens that an address knows.
     fn known(address: &Address) -> (usize, usize) {

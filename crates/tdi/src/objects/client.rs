@@ -11,12 +11,8 @@ use super::{
     address::Address,
     endpoint::{Endpoint, EndpointContext},
 };
-use crate::{
-    cause::Cause,
-    chained::ChainedTsdu,
-    flags::DisconnectFlags,
-    receive::{Answer, Indication, ReceiveCompletion},
-    status::Status,
+use crate::protocol::{
+    Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, ReceiveCompletion, Status,
 };
 
 /// Handlers for the events of an address and its endpoints; see

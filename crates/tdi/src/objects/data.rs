@@ -6,18 +6,13 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::{Connection, Message, Token};
 
 use super::{
+    device::TransportSettings,
     endpoint::{Endpoint, EndpointContext},
     phase::Phase,
 };
 use crate::{
-    clock::now,
-    device::TransportSettings,
-    flags::{ReceiveFlags, SendFlags},
-    pending::{Receiving, Sending},
-    request::RequestId,
-    send::SendRequest,
-    statistics::ConnectionInfo,
-    status::Status,
+    protocol::{ConnectionInfo, ReceiveFlags, RequestId, SendFlags, SendRequest, Status},
+    session::{Receiving, Sending, now},
 };
 
 /// Options of a send other than its flags.

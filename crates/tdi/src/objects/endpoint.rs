@@ -14,16 +14,13 @@ use smbdirect::Token;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{address::AddressShared, client::Client, phase::Phase};
+use super::{address::AddressShared, client::Client, device::Device, phase::Phase};
 use crate::{
-    cause::Cause,
-    chained::ChainedTsdu,
-    device::Device,
-    flags::DisconnectFlags,
-    receive::{Answer, Indication, ReceiveCompletion},
+    protocol::{
+        Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, ReceiveCompletion,
+        Request, Status,
+    },
     session::{Called, Session, SessionOwner},
-    state::{EndpointState, Request},
-    status::Status,
 };
 
 /// The local end of a connection, which can be connected again after each connection has ended.

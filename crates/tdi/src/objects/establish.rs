@@ -17,17 +17,13 @@ use tracing::{Instrument, warn};
 
 use super::{
     address::{AddressShared, PendingListen},
+    device::TransportSettings,
     endpoint::{Endpoint, EndpointContext, Shared},
     phase::{Attempt, Phase, Timer},
 };
 use crate::{
-    cause::Cause,
-    device::TransportSettings,
-    flags::DisconnectFlags,
-    pending::complete,
-    session::{Session, Task},
-    state::EndpointState,
-    status::Status,
+    protocol::{Cause, DisconnectFlags, EndpointState, Status},
+    session::{Session, Task, complete},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -294,7 +290,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::pair::Pair;
+    use crate::objects::pair::Pair;
 
     #[test]
     fn each_error_of_an_acceptance_maps_to_a_status() {

@@ -7,13 +7,23 @@
 mod address;
 mod client;
 mod data;
+mod device;
 mod endpoint;
 mod establish;
+#[cfg(test)]
+mod pair;
 mod phase;
+mod port;
 mod requests;
+mod transport;
 
 pub use address::Address;
 pub use client::{Client, ConnectAnswer, Offer};
 pub use data::SendOptions;
+pub use device::TransportSettings;
 pub(crate) use endpoint::Shared;
 pub use endpoint::{Endpoint, EndpointContext};
+#[cfg(test)]
+pub(crate) use pair::Pair;
+pub use port::Share;
+pub use transport::Transport;

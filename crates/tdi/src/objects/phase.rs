@@ -6,9 +6,8 @@ use smbdirect::Incoming;
 use tokio::task::AbortHandle;
 
 use crate::{
-    pending::{Completer, complete},
-    state::EndpointState,
-    status::Status,
+    protocol::{EndpointState, Status},
+    session::{Completer, complete},
 };
 
 /// The state of an endpoint, with the data of that state; see [`EndpointState`].

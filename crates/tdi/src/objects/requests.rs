@@ -14,12 +14,8 @@ use super::{
     phase::{Attempt, Phase},
 };
 use crate::{
-    cause::Cause,
-    clock::now,
-    flags::DisconnectFlags,
-    pending::{Requested, complete, done, requested},
-    state::Request,
-    status::Status,
+    protocol::{Cause, DisconnectFlags, Request, Status},
+    session::{Requested, complete, done, now, requested},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -268,7 +264,7 @@ fn may_begin<C: EndpointContext>(state: &State<C>, request: Request) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use crate::{pair::Pair, state::EndpointState};
+    use crate::{objects::pair::Pair, protocol::EndpointState};
 
     /// The connection can end while its release is submitted.
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! [`EndpointState`]: the states of an endpoint, and the requests that each state allows.
 
-use crate::status::Status;
+use super::status::Status;
 
 /// The state of an endpoint.
 ///

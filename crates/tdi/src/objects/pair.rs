@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use smbdirect::Loopback;
 
-use crate::{Address, Endpoint, Share, Transport, TransportSettings};
+use super::{
+    address::Address, device::TransportSettings, endpoint::Endpoint, port::Share,
+    transport::Transport,
+};
 
 /// Two endpoints, with their addresses.
 pub(crate) struct Pair {

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, time::Instant};
 use bytes::{Buf, Bytes};
 use smbdirect::{Message, Token};
 
-use crate::request::RequestId;
+use super::request::RequestId;
 
 /// The TSDUs of one class, normal or expedited.
 #[derive(Debug, Default)]

@@ -15,10 +15,8 @@ use bytes::BytesMut;
 use smbdirect::Message;
 use tokio::sync::oneshot;
 
-use crate::{
-    completions::PendingRequest, receive::ReceiveCompletion, receives::Receives,
-    request::RequestId, send::SendCompletion, sends::Sends, status::Status,
-};
+use super::{completions::PendingRequest, receives::Receives, sends::Sends};
+use crate::protocol::{ReceiveCompletion, RequestId, SendCompletion, Status};
 
 /// A future that resolves when a connect, listen, accept or disconnect completes.
 ///

@@ -7,7 +7,7 @@ use std::{
 
 use smbdirect::Statistics;
 
-use crate::{cause::Cause, flags::ServiceFlags, state::EndpointState, status::Status};
+use super::{cause::Cause, flags::ServiceFlags, state::EndpointState, status::Status};
 
 /// The answer to TDI_QUERY_PROVIDER_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct ProviderInfo {
     /// Version of the interface: 0x0200.
     pub version: u32,
     /// MaxSendSize: the largest TSDU of the transport in bytes. The limit of one connection can be
-    /// [smaller](super::Endpoint::max_tsdu).
+    /// [smaller](crate::Endpoint::max_tsdu).
     pub max_send_size: usize,
     /// MaxConnectionUserData: 0, because SMB Direct carries no user data with a connect or a
     /// disconnect.

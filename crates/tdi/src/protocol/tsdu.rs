@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::{Message, Token};
 
-use crate::{
+use super::{
     chained::ChainedTsdu,
     flags::IndicationFlags,
     receive::{Indication, ReceiveRequest, ReceiveSettings},

@@ -11,14 +11,10 @@ use std::{
 
 use smbdirect::{Config, IncomingListener, Provider};
 
+use super::port::{Port, Share, open_status};
 use crate::{
-    cause::Cause,
-    port::{Port, Share, open_status},
-    receive::ReceiveSettings,
-    send::SendSettings,
+    protocol::{Cause, Counters, ProviderStatistics, ReceiveSettings, SendSettings, Status},
     session::Session,
-    statistics::{Counters, ProviderStatistics},
-    status::Status,
 };
 
 /// The settings of a transport, which apply to all of its connections.

@@ -27,7 +27,7 @@ use std::{
 use bytes::Buf;
 use smbdirect::Message;
 
-use crate::{
+use super::{
     flags::SendFlags,
     request::RequestId,
     send::{

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use smbdirect::{Message, Token};
 
-use crate::{flags::SendFlags, request::RequestId, status::Status};
+use super::{flags::SendFlags, request::RequestId, status::Status};
 
 /// The settings of the sends of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,13 +11,11 @@ use tokio::sync::Notify;
 
 use super::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
-    completions::{Completions, Done, PendingRequest},
-    flags::SendFlags,
-    outbound::Outbound,
-    request::RequestId,
-    send::{OutboundTsdu, SendAvailability, SendCompletion, SendEvent, SendRequest, Submission},
-    statistics::ResourceStatistics,
-    status::Status,
+    protocol::{
+        Outbound, OutboundTsdu, RequestId, ResourceStatistics, SendAvailability, SendCompletion,
+        SendEvent, SendFlags, SendRequest, Status, Submission,
+    },
+    session::completions::{Completions, Done, PendingRequest},
 };
 
 /// The sends of one connection.

@@ -5,16 +5,13 @@ use std::{fmt, net::SocketAddr, sync::Arc};
 
 use smbdirect::Provider;
 
-use crate::{
+use super::{
+    Address, Endpoint, EndpointContext,
     device::{Device, TransportSettings},
-    flags::ServiceFlags,
-    inbound::Inbound,
-    objects::{Address, Endpoint, EndpointContext},
-    outbound::Outbound,
     port::{Port, Share},
-    send::Expedited,
-    statistics::{ProviderInfo, ProviderStatistics},
-    status::Status,
+};
+use crate::protocol::{
+    Expedited, Inbound, Outbound, ProviderInfo, ProviderStatistics, ServiceFlags, Status,
 };
 
 /// SMB Direct over one RDMA provider, as a TDI transport.

@@ -26,7 +26,7 @@ use std::{
 use bytes::Bytes;
 use smbdirect::{Message, Token};
 
-use crate::{
+use super::{
     chained::{self, ChainedTsdu, Loan, Loans},
     flags::ReceiveFlags,
     receive::{Answer, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings},

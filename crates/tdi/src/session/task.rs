@@ -22,21 +22,16 @@ use smbdirect::{
 use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
-use crate::{
-    cause::Cause,
-    chained::ChainedTsdu,
+use super::{
     clock::now,
-    flags::DisconnectFlags,
-    inbound::Inbound,
-    outbound::Outbound,
     pending::Completer,
-    receive::{Answer, Indication, ReceiveCompletion, ReceiveSettings},
     receives::{ReceiveNews, Receives},
-    send::{SendAvailability, SendSettings},
     sends::{SendNews, Sends},
-    state::EndpointState,
-    statistics::{ConnectionInfo, ProviderStatistics},
-    status::Status,
+};
+use crate::protocol::{
+    Answer, Cause, ChainedTsdu, ConnectionInfo, DisconnectFlags, EndpointState, Inbound,
+    Indication, Outbound, ProviderStatistics, ReceiveCompletion, ReceiveSettings, SendAvailability,
+    SendSettings, Status,
 };
 
 /// Rounds of work in one poll of the task before it yields to other tasks.

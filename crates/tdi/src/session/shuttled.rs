@@ -27,7 +27,9 @@ use bytes::Bytes;
 use shuttle::{future::block_on, sync::Arc, thread};
 
 use self::sends::{SendNews, Sends};
-use super::{Outbound, RequestId, SendAvailability, SendFlags, SendRequest, SendSettings, Status};
+use crate::protocol::{
+    Outbound, RequestId, SendAvailability, SendFlags, SendRequest, SendSettings, Status,
+};
 
 /// Returns sends with TSDUs of at most 4 bytes and a send buffer of 8 bytes.
 fn sends() -> Sends {

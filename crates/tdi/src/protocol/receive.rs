@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use smbdirect::Token;
 
-use crate::{
+use super::{
     chained::ChainedTsdu,
     flags::{IndicationFlags, ReceiveFlags},
     request::RequestId,

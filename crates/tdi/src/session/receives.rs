@@ -11,15 +11,10 @@ use std::{
 use bytes::BytesMut;
 use smbdirect::{Message, Segment, Token};
 
-use crate::{
-    chained::ChainedTsdu,
-    completions::{Completions, Done, PendingRequest},
-    flags::ReceiveFlags,
-    inbound::Inbound,
-    receive::{Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest},
-    request::RequestId,
-    statistics::ResourceStatistics,
-    status::Status,
+use super::completions::{Completions, Done, PendingRequest};
+use crate::protocol::{
+    Answer, ChainedTsdu, Inbound, Indication, ReceiveCompletion, ReceiveEvent, ReceiveFlags,
+    ReceiveRequest, RequestId, ResourceStatistics, Status,
 };
 
 /// The id of the request that a handler has returned. At most one exists at a time, because no data
@@ -307,7 +302,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::receive::ReceiveSettings;
+    use crate::protocol::ReceiveSettings;
 
     fn segment(length: usize) -> Segment {
         Segment {

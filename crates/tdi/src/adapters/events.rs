@@ -17,14 +17,11 @@ use futures_sink::Sink;
 use smbdirect::{Message, Token};
 
 use crate::{
-    cause::Cause,
-    chained::ChainedTsdu,
-    flags::{DisconnectFlags, IndicationFlags, SendFlags},
     objects::{Address, Client, Endpoint, EndpointContext, Shared},
-    pending::{Requested, Sending},
-    receive::{Answer, Indication},
-    session::Session,
-    status::Status,
+    protocol::{
+        Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, IndicationFlags, SendFlags, Status,
+    },
+    session::{Requested, Sending, Session},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -528,7 +525,7 @@ impl<C: EndpointContext> fmt::Debug for Events<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pair::Pair;
+    use crate::objects::Pair;
 
     #[tokio::test]
     async fn full_queue_stalls_an_endpoint_once() {

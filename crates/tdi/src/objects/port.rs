@@ -17,7 +17,7 @@ use smbdirect::{
 use tokio::task::AbortHandle;
 use tracing::{info, warn};
 
-use crate::{statistics::Counters, status::Status};
+use crate::protocol::{Counters, Status};
 
 /// Whether an address can be opened more than once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::request::RequestId;
+use crate::protocol::RequestId;
 
 /// The pending requests of one kind.
 ///

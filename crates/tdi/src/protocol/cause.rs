@@ -7,7 +7,7 @@ use smbdirect::{
     engine::{Expired, Initiator},
 };
 
-use crate::status::Status;
+use super::status::Status;
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
