@@ -17,7 +17,7 @@ use futures_sink::Sink;
 use smbdirect::{Message, Token};
 
 use crate::{
-    objects::{Address, Client, Endpoint, EndpointContext, Shared},
+    objects::{Address, Client, Endpoint, EndpointContext, EndpointShared},
     protocol::{
         Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, IndicationFlags, SendFlags, Status,
     },
@@ -305,7 +305,7 @@ struct State<C: EndpointContext> {
     /// The received bytes of TSDUs that are indicated in pieces.
     unfinished: Vec<(Weak<Session>, BytesMut)>,
     /// Endpoints with a TSDU that was not accepted because the queue was full.
-    stalled: Vec<Weak<Shared<C>>>,
+    stalled: Vec<Weak<EndpointShared<C>>>,
     reader: Option<Waker>,
     /// The stream was dropped.
     closed: bool,

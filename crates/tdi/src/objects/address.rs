@@ -17,7 +17,7 @@ use tracing::warn;
 use super::{
     client::{Client, ConnectAnswer, Offer},
     device::Device,
-    endpoint::{Endpoint, EndpointContext, Shared},
+    endpoint::{Endpoint, EndpointContext, EndpointShared},
     port::{OfferTarget, Port},
 };
 use crate::protocol::Status;
@@ -41,22 +41,22 @@ pub(crate) struct AddressShared<C: EndpointContext> {
     device: Arc<Device>,
     local_address: SocketAddr,
     closed: AtomicBool,
-    state: Mutex<State<C>>,
+    state: Mutex<AddressLocked<C>>,
 }
 
-struct State<C: EndpointContext> {
+struct AddressLocked<C: EndpointContext> {
     /// A weak reference that can be upgraded until the last handle is dropped.
     handle: Weak<Handle<C>>,
     /// `None` if peers cannot connect to the address, and after it was closed.
     port: Option<Arc<Port>>,
     client: Option<Arc<dyn Client<C>>>,
     listens: VecDeque<PendingListen<C>>,
-    endpoints: Vec<Weak<Shared<C>>>,
+    endpoints: Vec<Weak<EndpointShared<C>>>,
 }
 
 /// A pending listen and the peers that it accepts.
 pub(crate) struct PendingListen<C: EndpointContext> {
-    pub(crate) endpoint: Weak<Shared<C>>,
+    pub(crate) endpoint: Weak<EndpointShared<C>>,
     pub(crate) attempt: u64,
     /// The address of the only host whose peers are accepted; `None` accepts all.
     pub(crate) remote: Option<IpAddr>,
@@ -83,7 +83,7 @@ impl<C: EndpointContext> Address<C> {
             device,
             local_address,
             closed: AtomicBool::new(false),
-            state: Mutex::new(State {
+            state: Mutex::new(AddressLocked {
                 handle: Weak::new(),
                 port: port.clone(),
                 client: None,
@@ -144,7 +144,7 @@ impl<C: EndpointContext> Address<C> {
 }
 
 impl<C: EndpointContext> AddressShared<C> {
-    fn lock(&self) -> MutexGuard<'_, State<C>> {
+    fn lock(&self) -> MutexGuard<'_, AddressLocked<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -165,11 +165,11 @@ impl<C: EndpointContext> AddressShared<C> {
         self.lock().port.is_some()
     }
 
-    pub(crate) fn add_endpoint(&self, endpoint: Weak<Shared<C>>) {
+    pub(crate) fn add_endpoint(&self, endpoint: Weak<EndpointShared<C>>) {
         self.lock().endpoints.push(endpoint);
     }
 
-    pub(crate) fn remove_endpoint(&self, endpoint: &Weak<Shared<C>>) {
+    pub(crate) fn remove_endpoint(&self, endpoint: &Weak<EndpointShared<C>>) {
         let is_other = |known: &Weak<_>| !Weak::ptr_eq(known, endpoint);
         self.lock().endpoints.retain(is_other);
     }
@@ -195,7 +195,7 @@ impl<C: EndpointContext> AddressShared<C> {
     }
 
     /// Removes one listen of this endpoint, which may have submitted another since.
-    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>, attempt: u64) {
+    pub(crate) fn cancel_listen(&self, endpoint: &Weak<EndpointShared<C>>, attempt: u64) {
         let is_other = |listen: &PendingListen<C>| {
             listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
         };

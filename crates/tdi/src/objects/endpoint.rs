@@ -36,7 +36,7 @@ use crate::{
 /// [`connect`](Self::connect), [`listen`](Self::listen), [`accept`](Self::accept) and their
 /// variants must be called within a tokio runtime.
 pub struct Endpoint<C: EndpointContext = ()> {
-    pub(super) shared: Arc<Shared<C>>,
+    pub(super) shared: Arc<EndpointShared<C>>,
 }
 
 /// The value by which the client identifies an endpoint, TDI's ConnectionContext: any type that
@@ -46,17 +46,17 @@ pub trait EndpointContext: Send + Sync + 'static {}
 impl<T: Send + Sync + 'static> EndpointContext for T {}
 
 /// The state that the handles of an endpoint and its tasks share.
-pub(crate) struct Shared<C: EndpointContext> {
+pub(crate) struct EndpointShared<C: EndpointContext> {
     pub(super) device: Arc<Device>,
     context: C,
-    state: Mutex<State<C>>,
+    state: Mutex<EndpointLocked<C>>,
     /// Held while a handler of this endpoint runs, so that its handlers run one at a time.
     handler_lock: Mutex<()>,
     /// The number of connections that have ended, and why the last one did.
     pub(super) ended: watch::Sender<(u64, Option<Cause>)>,
 }
 
-pub(super) struct State<C: EndpointContext> {
+pub(super) struct EndpointLocked<C: EndpointContext> {
     pub(super) phase: Phase,
     pub(super) address: Option<Arc<AddressShared<C>>>,
     /// The session of the connection. After the connection has ended, it holds the data that the
@@ -72,10 +72,10 @@ pub(super) struct State<C: EndpointContext> {
 impl<C: EndpointContext> Endpoint<C> {
     pub(crate) fn open(device: Arc<Device>, context: C) -> Self {
         device.endpoint_opened();
-        Self::from_shared(Arc::new(Shared {
+        Self::from_shared(Arc::new(EndpointShared {
             device,
             context,
-            state: Mutex::new(State {
+            state: Mutex::new(EndpointLocked {
                 phase: Phase::Idle,
                 address: None,
                 session: None,
@@ -87,15 +87,15 @@ impl<C: EndpointContext> Endpoint<C> {
         }))
     }
 
-    pub(crate) const fn from_shared(shared: Arc<Shared<C>>) -> Self {
+    pub(crate) const fn from_shared(shared: Arc<EndpointShared<C>>) -> Self {
         Self { shared }
     }
 
-    pub(crate) fn downgrade(&self) -> Weak<Shared<C>> {
+    pub(crate) fn downgrade(&self) -> Weak<EndpointShared<C>> {
         Arc::downgrade(&self.shared)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State<C>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, EndpointLocked<C>> {
         self.shared.lock()
     }
 
@@ -174,7 +174,7 @@ impl<C: EndpointContext> Endpoint<C> {
     }
 }
 
-impl<C: EndpointContext> State<C> {
+impl<C: EndpointContext> EndpointLocked<C> {
     pub(super) fn is_on(&self, session: &Arc<Session>) -> bool {
         let current = self.session.as_ref();
         current.is_some_and(|current| Arc::ptr_eq(current, session))
@@ -194,8 +194,8 @@ impl<C: EndpointContext> State<C> {
     }
 }
 
-impl<C: EndpointContext> Shared<C> {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State<C>> {
+impl<C: EndpointContext> EndpointShared<C> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, EndpointLocked<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,7 +214,7 @@ impl<C: EndpointContext> Shared<C> {
     }
 }
 
-impl<C: EndpointContext> SessionOwner for Shared<C> {
+impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
     fn lendable(&self) -> usize {
         self.device.settings.receive.lendable
     }
@@ -267,7 +267,7 @@ impl<C: EndpointContext> SessionOwner for Shared<C> {
 }
 
 /// Aborts the connection and cancels pending requests, because the last handle was dropped.
-impl<C: EndpointContext> Drop for Shared<C> {
+impl<C: EndpointContext> Drop for EndpointShared<C> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let phase = std::mem::replace(&mut state.phase, Phase::Idle);
@@ -299,11 +299,5 @@ impl<C: EndpointContext> fmt::Debug for Endpoint<C> {
         f.debug_struct("Endpoint")
             .field("state", &self.state())
             .finish_non_exhaustive()
-    }
-}
-
-impl<C: EndpointContext> fmt::Debug for Shared<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
     }
 }

@@ -18,7 +18,7 @@ use tracing::{Instrument, warn};
 use super::{
     address::{AddressShared, PendingListen},
     device::TransportSettings,
-    endpoint::{Endpoint, EndpointContext, Shared},
+    endpoint::{Endpoint, EndpointContext, EndpointShared},
     phase::{Attempt, Phase, Timer},
 };
 use crate::{
@@ -177,7 +177,7 @@ impl<C: EndpointContext> Endpoint<C> {
 
 /// Establishes the connection of a connect.
 pub(super) async fn connect<C: EndpointContext>(
-    endpoint: Weak<Shared<C>>,
+    endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     remote: SocketAddr,
     limit: Duration,
@@ -198,7 +198,7 @@ pub(super) async fn connect<C: EndpointContext>(
 
 /// Establishes the connection of an offer, in the tracing span of the connection.
 pub(super) async fn accept<C: EndpointContext>(
-    endpoint: Weak<Shared<C>>,
+    endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     incoming: Incoming,
 ) {
@@ -209,7 +209,7 @@ pub(super) async fn accept<C: EndpointContext>(
 }
 
 async fn accept_in_span<C: EndpointContext>(
-    endpoint: Weak<Shared<C>>,
+    endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     incoming: Incoming,
 ) {
@@ -226,7 +226,7 @@ async fn accept_in_span<C: EndpointContext>(
 
 /// Refuses a peer that the client has neither accepted nor rejected within `limit`.
 async fn expire_offer<C: EndpointContext>(
-    endpoint: Weak<Shared<C>>,
+    endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     limit: Duration,
 ) {

@@ -21,7 +21,7 @@ pub use address::Address;
 pub use client::{Client, ConnectAnswer, Offer};
 pub use data::SendOptions;
 pub use device::TransportSettings;
-pub(crate) use endpoint::Shared;
+pub(crate) use endpoint::EndpointShared;
 pub use endpoint::{Endpoint, EndpointContext};
 #[cfg(test)]
 pub(crate) use pair::Pair;

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     address::{Address, PendingListen},
-    endpoint::{Endpoint, EndpointContext, State},
+    endpoint::{Endpoint, EndpointContext, EndpointLocked},
     establish::{accept, connect},
     phase::{Attempt, Phase},
 };
@@ -251,7 +251,10 @@ impl<C: EndpointContext> Endpoint<C> {
 }
 
 /// Checks whether the state and the address allow a connect or a listen.
-fn may_begin<C: EndpointContext>(state: &State<C>, request: Request) -> Result<(), Status> {
+fn may_begin<C: EndpointContext>(
+    state: &EndpointLocked<C>,
+    request: Request,
+) -> Result<(), Status> {
     state.phase.state().check(request)?;
     match &state.address {
         Some(address) if address.is_closed() => Err(Status::ADDRESS_CLOSED),
