@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -15,53 +15,14 @@ use smbdirect::Incoming;
 use tracing::warn;
 
 use super::{
-    client::{Client, ConnectAnswer, Offer},
     device::Device,
-    endpoint::{Endpoint, EndpointContext, EndpointShared},
     port::{OfferTarget, Port},
+    types::{
+        Address, AddressLocked, AddressShared, Client, ConnectAnswer, Endpoint, EndpointContext,
+        EndpointShared, Handle, Offer, PendingListen,
+    },
 };
 use crate::protocol::Status;
-
-/// A local address. Its client receives the events of all endpoints that are associated with it,
-/// and peers can connect to it.
-///
-/// Handles are cheap to clone. When the last one is dropped, pending listens are cancelled, no more
-/// handlers are called, and peers are refused; connections stay open without events.
-pub struct Address<C: EndpointContext = ()> {
-    handle: Arc<Handle<C>>,
-}
-
-/// Closes the address when the last [`Address`] drops it.
-struct Handle<C: EndpointContext> {
-    shared: Arc<AddressShared<C>>,
-}
-
-/// The state that the handles of an address, its endpoints and its port share.
-pub(crate) struct AddressShared<C: EndpointContext> {
-    device: Arc<Device>,
-    local_address: SocketAddr,
-    closed: AtomicBool,
-    state: Mutex<AddressLocked<C>>,
-}
-
-struct AddressLocked<C: EndpointContext> {
-    /// A weak reference that can be upgraded until the last handle is dropped.
-    handle: Weak<Handle<C>>,
-    /// `None` if peers cannot connect to the address, and after it was closed.
-    port: Option<Arc<Port>>,
-    client: Option<Arc<dyn Client<C>>>,
-    listens: VecDeque<PendingListen<C>>,
-    endpoints: Vec<Weak<EndpointShared<C>>>,
-}
-
-/// A pending listen and the peers that it accepts.
-pub(crate) struct PendingListen<C: EndpointContext> {
-    pub(crate) endpoint: Weak<EndpointShared<C>>,
-    pub(crate) attempt: u64,
-    /// The address of the only host whose peers are accepted; `None` accepts all.
-    pub(crate) remote: Option<IpAddr>,
-    pub(crate) query_accept: bool,
-}
 
 impl<C: EndpointContext> PendingListen<C> {
     fn accepts(&self, peer: SocketAddr) -> bool {

@@ -7,8 +7,8 @@ use smbdirect::{Connection, Message, Token};
 
 use super::{
     device::TransportSettings,
-    endpoint::{Endpoint, EndpointContext},
     phase::Phase,
+    types::{Endpoint, EndpointContext},
 };
 use crate::{
     protocol::{ConnectionInfo, ReceiveFlags, RequestId, SendFlags, SendRequest, Status},

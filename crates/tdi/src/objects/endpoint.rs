@@ -14,7 +14,11 @@ use smbdirect::Token;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{address::AddressShared, client::Client, device::Device, phase::Phase};
+use super::{
+    device::Device,
+    phase::Phase,
+    types::{Client, Endpoint, EndpointContext, EndpointLocked, EndpointShared},
+};
 use crate::{
     protocol::{
         Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, ReceiveCompletion,
@@ -22,52 +26,6 @@ use crate::{
     },
     session::{Called, Session, SessionOwner},
 };
-
-/// The local end of a connection, which can be connected again after each connection has ended.
-///
-/// Handles are cheap to clone. When the last one is dropped, the connection is aborted and pending
-/// requests are cancelled. To send everything first, call [`disconnect`](Self::disconnect) with
-/// [`RELEASE`](DisconnectFlags::RELEASE) and await it before you drop the last handle. The table at
-/// [`EndpointState`] lists the requests that each state allows.
-///
-/// A request is submitted by the call, in the order of calls, and completes once. Its future only
-/// waits for the completion, and dropping the future does not cancel the request.
-///
-/// [`connect`](Self::connect), [`listen`](Self::listen), [`accept`](Self::accept) and their
-/// variants must be called within a tokio runtime.
-pub struct Endpoint<C: EndpointContext = ()> {
-    pub(super) shared: Arc<EndpointShared<C>>,
-}
-
-/// The value by which the client identifies an endpoint, TDI's ConnectionContext: any type that
-/// threads can share.
-pub trait EndpointContext: Send + Sync + 'static {}
-
-impl<T: Send + Sync + 'static> EndpointContext for T {}
-
-/// The state that the handles of an endpoint and its tasks share.
-pub(crate) struct EndpointShared<C: EndpointContext> {
-    pub(super) device: Arc<Device>,
-    context: C,
-    state: Mutex<EndpointLocked<C>>,
-    /// Held while a handler of this endpoint runs, so that its handlers run one at a time.
-    handler_lock: Mutex<()>,
-    /// The number of connections that have ended, and why the last one did.
-    pub(super) ended: watch::Sender<(u64, Option<Cause>)>,
-}
-
-pub(super) struct EndpointLocked<C: EndpointContext> {
-    pub(super) phase: Phase,
-    pub(super) address: Option<Arc<AddressShared<C>>>,
-    /// The session of the connection. After the connection has ended, it holds the data that the
-    /// client has not received yet.
-    pub(super) session: Option<Arc<Session>>,
-    /// The number of connects, listens and acceptances so far. A task compares it with the number
-    /// it was started with to see whether its attempt is still the current one.
-    pub(super) attempt: u64,
-    /// The number of connections that were established.
-    pub(super) established: u64,
-}
 
 impl<C: EndpointContext> Endpoint<C> {
     pub(crate) fn open(device: Arc<Device>, context: C) -> Self {

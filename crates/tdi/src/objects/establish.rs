@@ -16,10 +16,9 @@ use tokio::time::sleep;
 use tracing::{Instrument, warn};
 
 use super::{
-    address::{AddressShared, PendingListen},
     device::TransportSettings,
-    endpoint::{Endpoint, EndpointContext, EndpointShared},
     phase::{Attempt, Phase, Timer},
+    types::{AddressShared, Endpoint, EndpointContext, EndpointShared, PendingListen},
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, EndpointState, Status},

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use smbdirect::Loopback;
 
 use super::{
-    address::Address, device::TransportSettings, endpoint::Endpoint, port::Share,
+    device::TransportSettings,
+    port::Share,
     transport::Transport,
+    types::{Address, Endpoint},
 };
 
 /// Two endpoints, with their addresses.

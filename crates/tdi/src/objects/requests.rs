@@ -8,10 +8,9 @@ use std::{
 };
 
 use super::{
-    address::{Address, PendingListen},
-    endpoint::{Endpoint, EndpointContext, EndpointLocked},
     establish::{accept, connect},
     phase::{Attempt, Phase},
+    types::{Address, Endpoint, EndpointContext, EndpointLocked, PendingListen},
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, Request, Status},
