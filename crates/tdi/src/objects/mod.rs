@@ -1,5 +1,5 @@
-//! The objects of TDI that a client opens: [`Transport`], [`Address`] and [`Endpoint`], and the [`Client`] whose
-//! handlers they call.
+//! The objects of TDI that a client opens: [`Transport`], [`Address`] and [`Endpoint`], and the
+//! [`Client`] whose handlers they call.
 
 mod address;
 mod data;

@@ -1,11 +1,12 @@
-//! The types of the objects: [`Address`], [`Endpoint`], and [`Client`], the event handlers of the transport's user.
+//! The types of the objects: [`Address`], [`Endpoint`], and [`Client`], the event handlers of the
+//! transport's user.
 //!
-//! An address has the endpoints that are associated with it and the client, an endpoint has its address, and the handlers
-//! of the client take both. The types name each other, so they share this file; their methods are in files of
-//! their own.
+//! An address has the client and the endpoints that are associated with it, an endpoint has its
+//! address, and the handlers of the client take both. The types name each other, so they share this
+//! file; their methods are in files of their own.
 //!
-//! The handlers are the only callbacks of the package. The return value of a handler tells the transport what to do next.
-//! The default methods do what TDI does for an event without a handler.
+//! The handlers are the only callbacks of the package. The return value of a handler tells the
+//! transport what to do next. The default methods do what TDI does for an event without a handler.
 
 use std::{
     collections::VecDeque,

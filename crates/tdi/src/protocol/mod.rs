@@ -1,5 +1,5 @@
-//! What is decided about sends and receives, and the values of requests, events and queries: without a clock,
-//! a task or a socket.
+//! The decisions about sends and receives, and the values of requests, events and queries. Nothing
+//! here has a clock, a task or a socket.
 
 mod cause;
 mod chained;

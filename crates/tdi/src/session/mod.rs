@@ -1,10 +1,12 @@
-//! One connection of an endpoint: its sends and receives, the futures that wait for them, and its task.
+//! One connection of an endpoint: its sends and receives, the futures that wait for them, and its
+//! task.
 
 mod clock;
 mod completions;
 mod pending;
 mod receives;
 mod sends;
+mod shared;
 #[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod shuttled;
 /// The lock type of `sends`, which `shuttled` replaces.
@@ -16,4 +18,5 @@ mod task;
 pub(crate) use clock::now;
 pub(crate) use pending::{Completer, complete, done, requested};
 pub use pending::{Receiving, Requested, Sending};
-pub(crate) use task::{Called, Session, SessionOwner, Task};
+pub(crate) use shared::Session;
+pub(crate) use task::{Called, SessionOwner, Task};

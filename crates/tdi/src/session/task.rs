@@ -1,37 +1,27 @@
-//! [`Session`]: one connection of an endpoint, from its establishment to its last event, and the
-//! [`Task`] that moves TSDUs between the connection and the client.
+//! [`Task`]: the task of a connection, which moves TSDUs between the connection and the client.
 //!
-//! [`Outbound`] and [`Inbound`] make the decisions. The task executes them: it passes TSDUs to the
-//! connection, takes received segments from it, and has the owner call the client's handlers. No
-//! lock is held while a handler runs, except the endpoint's own lock that makes its handlers run
-//! one at a time.
+//! [`Outbound`](crate::Outbound) and [`Inbound`](crate::Inbound) make the decisions. The task
+//! executes them: it passes TSDUs to the connection, takes received segments from it, and has the
+//! owner call the client's handlers. No lock is held while a handler runs, except the endpoint's own
+//! lock that makes its handlers run one at a time.
 
 use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll},
     thread,
     time::Instant,
 };
 
-use smbdirect::{
-    Connection, ConnectionError, MessageOptions, Sending, Token, deadline::Postponements,
-};
+use smbdirect::{ConnectionError, MessageOptions, Sending, Token, deadline::Postponements};
 use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
-use super::{
-    clock::now,
-    pending::Completer,
-    receives::{ReceiveNews, Receives},
-    sends::{SendNews, Sends},
-};
+use super::{clock::now, receives::ReceiveNews, sends::SendNews, shared::Session};
 use crate::protocol::{
-    Answer, Cause, ChainedTsdu, ConnectionInfo, DisconnectFlags, EndpointState, Inbound,
-    Indication, Outbound, ProviderStatistics, ReceiveCompletion, ReceiveSettings, SendAvailability,
-    SendSettings, Status,
+    Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, ReceiveCompletion, Status,
 };
 
 /// Rounds of work in one poll of the task before it yields to other tasks.
@@ -57,160 +47,6 @@ pub(crate) trait SessionOwner: Send + Sync {
     fn send_possible(self: Arc<Self>, available: usize) -> Called<()>;
     fn invalidated(self: Arc<Self>, token: Token) -> Called<()>;
     fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
-}
-
-/// The state that the handles of an endpoint and the task of its connection share.
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) connection: Connection,
-    pub(crate) sends: Arc<Sends>,
-    pub(crate) receives: Arc<Receives>,
-    control: Mutex<Control>,
-}
-
-#[derive(Debug, Default)]
-struct Control {
-    /// Why the connection ends. The first cause that is set stays.
-    cause: Option<Cause>,
-    /// The client has ended the connection, so its disconnect handler is not called.
-    is_local: bool,
-    release: Option<Release>,
-}
-
-/// A controlled disconnect in progress.
-#[derive(Debug)]
-struct Release {
-    deadline: Option<Instant>,
-    completer: Completer,
-}
-
-impl Session {
-    /// Creates the session of an established connection. The settings must have been checked.
-    pub(crate) fn new(
-        connection: Connection,
-        send: &SendSettings,
-        receive: &ReceiveSettings,
-    ) -> Arc<Self> {
-        let max_tsdu = connection.negotiated().max_fragmented_send_size as usize;
-        let send = SendSettings {
-            max_tsdu: send.max_tsdu.min(max_tsdu),
-            ..send.clone()
-        };
-        let outbound = Outbound::new(send).expect("a smaller TSDU limit needs less buffer");
-        let inbound = Inbound::new(receive.clone()).expect("the transport has checked them");
-        Arc::new(Self {
-            connection,
-            sends: Arc::new(Sends::new(outbound)),
-            receives: Arc::new(Receives::new(inbound)),
-            control: Mutex::default(),
-        })
-    }
-
-    fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the connection immediately, because the client asked for it: pending sends complete
-    /// with `sends`, and pending receives are cancelled.
-    pub(crate) fn abort(&self, sends: Status) {
-        {
-            let mut control = self.control();
-            control.cause.get_or_insert(Cause::LocalDisconnect);
-            control.is_local = true;
-        }
-        self.sends.end(sends);
-        // No release can start after the sends have ended.
-        let release = self.control().release.take();
-        //= TDI-DISC-08
-        self.receives.close(Status::CANCELLED);
-        self.connection.abort();
-        if let Some(Release { completer, .. }) = release {
-            // The client may have dropped the future.
-            let _ = completer.send(Err(Status::CONNECTION_ABORTED));
-        }
-    }
-
-    /// Ends the connection immediately, because the transport has found a fault.
-    fn fail(&self, cause: Cause) {
-        let status = cause.status();
-        self.control().cause.get_or_insert(cause);
-        self.sends.end(status);
-        self.connection.abort();
-    }
-
-    /// Ends the connection when every TSDU that was submitted has been sent.
-    pub(crate) fn release(
-        &self,
-        deadline: Option<Instant>,
-        completer: Completer,
-    ) -> Result<(), (Status, Completer)> {
-        let mut control = self.control();
-        if let Err(status) = self.sends.release() {
-            return Err((status, completer));
-        }
-        control.release = Some(Release {
-            deadline,
-            completer,
-        });
-        drop(control);
-        // The task must set its timer to the deadline.
-        self.receives.wake_task();
-        Ok(())
-    }
-
-    /// Aborts the connection, because a controlled disconnect has reached its deadline.
-    fn release_timed_out(&self) {
-        let release = {
-            let mut control = self.control();
-            control.is_local = true;
-            control.release.take()
-        };
-        self.fail(Cause::LocalDisconnect);
-        if let Some(Release { completer, .. }) = release {
-            //= TDI-DISC-05
-            let _ = completer.send(Err(Status::IO_TIMEOUT));
-        }
-    }
-
-    fn send_availability(&self) -> SendAvailability {
-        let credits = self.connection.credits();
-        SendAvailability {
-            send_credits: credits.send_credits,
-            low_credits: credits.send_credit_target / 4,
-            segment_payload: self.connection.negotiated().max_payload(),
-        }
-    }
-
-    /// Adds the figures of this connection to the counters of its transport.
-    pub(crate) fn add_to(&self, statistics: &mut ProviderStatistics) {
-        let buffers = [self.sends.usage(), self.receives.usage()];
-        statistics.add_connection(&self.connection.stats(), buffers);
-    }
-
-    /// Answers TDI_QUERY_CONNECTION_INFO for an endpoint in `state`.
-    pub(crate) fn info(
-        &self,
-        state: EndpointState,
-        send: &SendSettings,
-        receive: &ReceiveSettings,
-    ) -> ConnectionInfo {
-        let statistics = self.connection.stats();
-        let held = self.receives.held();
-        ConnectionInfo {
-            state,
-            transmitted_tsdus: statistics.messages_sent,
-            received_tsdus: statistics.messages_received,
-            transmitted_bytes: statistics.bytes_sent,
-            received_bytes: statistics.bytes_received,
-            send_buffer_size: send.high_water,
-            send_buffer_available: self.sends.available(),
-            receive_buffer_size: receive.receive_buffer,
-            receive_buffer_held: held,
-            unreliable: state != EndpointState::Connected
-                || self.connection.is_response_due()
-                || held >= receive.receive_buffer,
-        }
-    }
 }
 
 /// The task of a connection.
@@ -398,12 +234,7 @@ impl Task {
     /// Handles the deadlines that have passed, or sets the timer to the next one. Returns whether a
     /// deadline has passed.
     fn handle_timers(&mut self, context: &mut Context<'_>) -> bool {
-        let control = self.session.control();
-        let release = control
-            .release
-            .as_ref()
-            .and_then(|release| release.deadline);
-        drop(control);
+        let release = self.session.release_deadline();
         let sends = self.session.sends.poll_timeout();
         let Some(due) = sends.into_iter().chain(release).min() else {
             return false;
@@ -433,24 +264,17 @@ impl Task {
     /// Completes everything that is pending and calls the last handlers, because the connection is
     /// closed and all received segments have been taken from it.
     fn finish(&self, reason: ConnectionError) {
-        let cause = {
-            let mut control = self.session.control();
-            control.cause.get_or_insert_with(|| reason.into()).clone()
-        };
+        let cause = self.session.end_cause(reason);
         self.session.sends.end(cause.status());
         // No release can start any more, so this one is the last that has to be completed.
-        let (is_local, release) = {
-            let mut control = self.session.control();
-            let release = control.release.take();
-            (control.is_local || release.is_some(), release)
-        };
+        let (is_local, release) = self.session.take_release();
         self.session.receives.finish(cause.status());
         while self.handle_receive_news() {}
         let owner = self.owner.upgrade();
         if let Some(owner) = &owner {
             owner.session_ended(&self.session, &cause);
         }
-        if let Some(Release { completer, .. }) = release {
+        if let Some(completer) = release {
             let result = match cause {
                 Cause::LocalDisconnect => Ok(()),
                 cause => Err(cause.status()),

@@ -1,0 +1,190 @@
+//! [`Session`]: one connection of an endpoint, from its establishment to its last event, with the
+//! requests that end it.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use smbdirect::{Connection, ConnectionError};
+
+use super::{pending::Completer, receives::Receives, sends::Sends};
+use crate::protocol::{
+    Cause, ConnectionInfo, EndpointState, Inbound, Outbound, ProviderStatistics, ReceiveSettings,
+    SendAvailability, SendSettings, Status,
+};
+
+/// The state that the handles of an endpoint and the task of its connection share.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) connection: Connection,
+    pub(crate) sends: Arc<Sends>,
+    pub(crate) receives: Arc<Receives>,
+    control: Mutex<Control>,
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    /// Why the connection ends. The first cause that is set stays.
+    cause: Option<Cause>,
+    /// The client has ended the connection, so its disconnect handler is not called.
+    is_local: bool,
+    release: Option<Release>,
+}
+
+/// A controlled disconnect in progress.
+#[derive(Debug)]
+struct Release {
+    deadline: Option<Instant>,
+    completer: Completer,
+}
+
+impl Session {
+    /// Creates the session of an established connection. The settings must have been checked.
+    pub(crate) fn new(
+        connection: Connection,
+        send: &SendSettings,
+        receive: &ReceiveSettings,
+    ) -> Arc<Self> {
+        let max_tsdu = connection.negotiated().max_fragmented_send_size as usize;
+        let send = SendSettings {
+            max_tsdu: send.max_tsdu.min(max_tsdu),
+            ..send.clone()
+        };
+        let outbound = Outbound::new(send).expect("a smaller TSDU limit needs less buffer");
+        let inbound = Inbound::new(receive.clone()).expect("the transport has checked them");
+        Arc::new(Self {
+            connection,
+            sends: Arc::new(Sends::new(outbound)),
+            receives: Arc::new(Receives::new(inbound)),
+            control: Mutex::default(),
+        })
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection immediately, because the client asked for it: pending sends complete
+    /// with `sends`, and pending receives are cancelled.
+    pub(crate) fn abort(&self, sends: Status) {
+        {
+            let mut control = self.control();
+            control.cause.get_or_insert(Cause::LocalDisconnect);
+            control.is_local = true;
+        }
+        self.sends.end(sends);
+        // No release can start after the sends have ended.
+        let release = self.control().release.take();
+        //= TDI-DISC-08
+        self.receives.close(Status::CANCELLED);
+        self.connection.abort();
+        if let Some(Release { completer, .. }) = release {
+            // The client may have dropped the future.
+            let _ = completer.send(Err(Status::CONNECTION_ABORTED));
+        }
+    }
+
+    /// Ends the connection immediately, because the transport has found a fault.
+    pub(super) fn fail(&self, cause: Cause) {
+        let status = cause.status();
+        self.control().cause.get_or_insert(cause);
+        self.sends.end(status);
+        self.connection.abort();
+    }
+
+    /// Ends the connection when every TSDU that was submitted has been sent.
+    pub(crate) fn release(
+        &self,
+        deadline: Option<Instant>,
+        completer: Completer,
+    ) -> Result<(), (Status, Completer)> {
+        let mut control = self.control();
+        if let Err(status) = self.sends.release() {
+            return Err((status, completer));
+        }
+        control.release = Some(Release {
+            deadline,
+            completer,
+        });
+        drop(control);
+        // The task must set its timer to the deadline.
+        self.receives.wake_task();
+        Ok(())
+    }
+
+    /// Returns the time at which a controlled disconnect becomes an abort.
+    pub(super) fn release_deadline(&self) -> Option<Instant> {
+        let control = self.control();
+        let release = control.release.as_ref()?;
+        release.deadline
+    }
+
+    /// Aborts the connection, because a controlled disconnect has reached its deadline.
+    pub(super) fn release_timed_out(&self) {
+        let release = {
+            let mut control = self.control();
+            control.is_local = true;
+            control.release.take()
+        };
+        self.fail(Cause::LocalDisconnect);
+        if let Some(Release { completer, .. }) = release {
+            //= TDI-DISC-05
+            let _ = completer.send(Err(Status::IO_TIMEOUT));
+        }
+    }
+
+    /// Returns why the connection has ended. `reason` is the cause if none is known.
+    pub(super) fn end_cause(&self, reason: ConnectionError) -> Cause {
+        let mut control = self.control();
+        control.cause.get_or_insert_with(|| reason.into()).clone()
+    }
+
+    /// Returns whether the client has ended the connection, and the completer of the controlled
+    /// disconnect, if one is pending.
+    pub(super) fn take_release(&self) -> (bool, Option<Completer>) {
+        let mut control = self.control();
+        let release = control.release.take();
+        (control.is_local, release.map(|release| release.completer))
+    }
+
+    pub(super) fn send_availability(&self) -> SendAvailability {
+        let credits = self.connection.credits();
+        SendAvailability {
+            send_credits: credits.send_credits,
+            low_credits: credits.send_credit_target / 4,
+            segment_payload: self.connection.negotiated().max_payload(),
+        }
+    }
+
+    /// Adds the figures of this connection to the counters of its transport.
+    pub(crate) fn add_to(&self, statistics: &mut ProviderStatistics) {
+        let buffers = [self.sends.usage(), self.receives.usage()];
+        statistics.add_connection(&self.connection.stats(), buffers);
+    }
+
+    /// Answers TDI_QUERY_CONNECTION_INFO for an endpoint in `state`.
+    pub(crate) fn info(
+        &self,
+        state: EndpointState,
+        send: &SendSettings,
+        receive: &ReceiveSettings,
+    ) -> ConnectionInfo {
+        let statistics = self.connection.stats();
+        let held = self.receives.held();
+        ConnectionInfo {
+            state,
+            transmitted_tsdus: statistics.messages_sent,
+            received_tsdus: statistics.messages_received,
+            transmitted_bytes: statistics.bytes_sent,
+            received_bytes: statistics.bytes_received,
+            send_buffer_size: send.high_water,
+            send_buffer_available: self.sends.available(),
+            receive_buffer_size: receive.receive_buffer,
+            receive_buffer_held: held,
+            unreliable: state != EndpointState::Connected
+                || self.connection.is_response_due()
+                || held >= receive.receive_buffer,
+        }
+    }
+}
