@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 
-use crate::fault::Fault;
+use crate::{
+    facts::{AttemptFault, Fabric},
+    fault::Fault,
+};
 
 /// The conclusions from facts.
 #[derive(Clone, Debug)]
@@ -70,6 +73,9 @@ pub struct Step {
     pub cause: Option<String>,
     /// The cures of the fault.
     pub cures: Vec<Cure>,
+    /// The kind of RDMA that failed and how, if the step is such an attempt.
+    #[serde(skip)]
+    pub(crate) attempt: Option<(Fabric, AttemptFault)>,
 }
 
 /// The result of a step.
@@ -251,6 +257,7 @@ impl Step {
             fault: None,
             cause: None,
             cures: Vec::new(),
+            attempt: None,
         }
     }
 }

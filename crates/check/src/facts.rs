@@ -1,6 +1,6 @@
 //! The findings of the probes, as plain data.
 
-use std::{net::IpAddr, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 /// The findings of the probes, for [`diagnose`](crate::diagnose()).
 #[derive(Clone, Debug, Default)]
@@ -324,6 +324,8 @@ pub(crate) enum AttemptFault {
     NotIwarp,
     /// The listener refused the RDMA connection.
     Rejected(String),
+    /// The listener answered with RDMA options that this end does not support.
+    Incompatible(String),
     /// The RDMA connection ended before the negotiation was complete.
     Lost(String),
     /// The negotiation timed out without an answer.
@@ -336,6 +338,25 @@ pub(crate) enum AttemptFault {
     NoAdapter,
     /// The attempt failed on this machine.
     Local(String),
+}
+
+impl fmt::Display for AttemptFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "connection refused",
+            Self::Dropped => "no answer",
+            Self::NotIwarp => "the answer is not iWARP",
+            Self::NoAdapter => "no adapter",
+            Self::Unreachable(why)
+            | Self::Rejected(why)
+            | Self::Incompatible(why)
+            | Self::Lost(why)
+            | Self::Silent(why)
+            | Self::NegotiationRefused(why)
+            | Self::NegotiationBroken(why)
+            | Self::Local(why) => why,
+        })
+    }
 }
 
 /// The answer to SMB2 NEGOTIATE.

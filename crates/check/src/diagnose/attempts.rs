@@ -9,9 +9,6 @@ use crate::{
     fault::Fault,
 };
 
-/// The evidence of an attempt where nothing listens.
-pub(super) const REFUSED: &str = "connection refused";
-
 /// Returns whether clients find SMB Direct where the attempt found it, with SMB behind it.
 pub(super) fn is_good(attempt: &Attempt) -> bool {
     let reached = attempt.result.as_ref().ok();
@@ -28,7 +25,10 @@ pub(super) fn name(attempt: &Attempt) -> String {
 pub(super) fn step(attempt: &Attempt, remote: &Remote) -> Step {
     match &attempt.result {
         Ok(reached) => worked(attempt, reached),
-        Err(fault) => failed(attempt, fault, remote),
+        Err(fault) => Step {
+            attempt: Some((attempt.fabric, fault.clone())),
+            ..failed(attempt, fault, remote)
+        },
     }
 }
 
@@ -129,7 +129,12 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
                 format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
             )
         }
-        AttemptFault::Rejected(why) => rejected(name, attempt, why, remote),
+        AttemptFault::Rejected(why) if may_have_no_listener(attempt, remote) => {
+            listener_gone(name, why)
+        }
+        AttemptFault::Rejected(why) | AttemptFault::Incompatible(why) => {
+            rejected(name, attempt, why, remote)
+        }
         AttemptFault::Silent(why) | AttemptFault::Lost(why) => {
             let cause = match fault {
                 AttemptFault::Silent(_) => {
@@ -185,7 +190,7 @@ fn refused(name: String, attempt: &Attempt) -> Step {
         Fabric::Iwarp => "no server listens there, or a firewall resets connections",
         _ => "no server listens there by RDMA",
     };
-    let step = Step::fault(name, REFUSED, fault, cause);
+    let step = Step::fault(name, AttemptFault::Refused.to_string(), fault, cause);
     let step = match attempt.fabric {
         Fabric::Iwarp => step.cure(
             RunOn::Server,
@@ -256,23 +261,28 @@ pub(super) fn allow(step: Step, attempt: &Attempt) -> Step {
         .cure(RunOn::Windows, format!("New-NetFirewallRule -DisplayName 'SMB Direct' -Direction Inbound -Protocol {} -LocalPort {number} -Action Allow", protocol.to_uppercase()))
 }
 
+/// Returns whether a server that refuses an RDMA connection may have lost its listener: it answers SMB
+/// over TCP, and Linux siw refuses for a listener that is gone.
+fn may_have_no_listener(attempt: &Attempt, remote: &Remote) -> bool {
+    attempt.fabric == Fabric::Iwarp && matches!(remote.smb, Some(Ok(_)))
+}
+
+fn listener_gone(name: String, why: &str) -> Step {
+    let cause = "nothing accepts behind the port. ksmbd closes its RDMA listener for good after eleven \
+                 failed negotiations; a gateway refuses in the same way while it is at its limit of \
+                 connections";
+    Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
+        .cure(
+            RunOn::Ksmbd,
+            "sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # all connections end",
+        )
+        .cure(
+            RunOn::ServerLinux,
+            "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
+        )
+}
+
 fn rejected(name: String, attempt: &Attempt, why: &str, remote: &Remote) -> Step {
-    let answers_smb = matches!(remote.smb, Some(Ok(_)));
-    // Linux siw refuses without a reason if no program accepts its connections.
-    if attempt.fabric == Fabric::Iwarp && !why.contains("saying") && answers_smb {
-        let cause = "nothing accepts behind the port. ksmbd closes its RDMA listener for good after eleven \
-                     failed negotiations; a gateway refuses in the same way while it is at its \
-                     limit of connections";
-        return Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
-            .cure(
-                RunOn::Ksmbd,
-                "sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # all connections end",
-            )
-            .cure(
-                RunOn::ServerLinux,
-                "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
-            );
-    }
     match attempt.fabric {
         Fabric::Iwarp => {
             let cause = "the iWARP listener refused the connection before SMB Direct began: it has \

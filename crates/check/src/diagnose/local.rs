@@ -465,10 +465,17 @@ fn running(machine: &Machine) -> Step {
 /// software iWARP binds its sockets to an interface, and connections within the machine do not pass
 /// it.
 const fn is_reached(fault: &AttemptFault) -> bool {
-    use AttemptFault::{Lost, NegotiationBroken, NegotiationRefused, Rejected, Silent};
+    use AttemptFault::{
+        Incompatible, Lost, NegotiationBroken, NegotiationRefused, Rejected, Silent,
+    };
     matches!(
         fault,
-        Lost(_) | NegotiationBroken(_) | NegotiationRefused(_) | Rejected(_) | Silent(_)
+        Incompatible(_)
+            | Lost(_)
+            | NegotiationBroken(_)
+            | NegotiationRefused(_)
+            | Rejected(_)
+            | Silent(_)
     )
 }
 
@@ -487,7 +494,7 @@ fn refuses(fault: &AttemptFault) -> Step {
         .cure(RunOn::Here, AGAIN),
         fault => Step::fault(
             NAME,
-            format!("running, and the negotiation on port 5445 fails: {fault:?}"),
+            format!("running, and the negotiation on port 5445 fails: {fault}"),
             Fault::NegotiationSilent,
             "ksmbd does not negotiate SMB Direct with this machine itself",
         )

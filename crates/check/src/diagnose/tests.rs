@@ -335,6 +335,10 @@ fn servers_of_this_machine() {
             Fault::ListenerGone,
         ),
         (
+            AttemptFault::Incompatible("the peer wants MPA markers".into()),
+            Fault::NegotiationSilent,
+        ),
+        (
             AttemptFault::Silent("time ran out".into()),
             Fault::NegotiationSilent,
         ),

@@ -5,7 +5,7 @@ use smbdirect_transport::text::plural;
 use super::{attempts, local, mounts};
 use crate::{
     diagnosis::{About, Diagnosis, Outcome, Section, State, Step},
-    facts::{Fabric, Facts, Ksmbd, Machine, Module, Remote, Setting},
+    facts::{AttemptFault, Fabric, Facts, Ksmbd, Machine, Module, Remote, Setting},
     fault::Fault,
 };
 
@@ -111,14 +111,15 @@ fn of_remote(remote: &Remote, facts: &Facts, sections: &[Section]) -> (Outcome, 
 /// verdict takes the last, which is that of iWARP.
 fn weight(step: &Step) -> u8 {
     // Most servers without RoCE refuse or drop it, which explains nothing.
-    let is_iwarp = step.name.starts_with(Fabric::Iwarp.name());
+    let is_iwarp = matches!(step.attempt, Some((Fabric::Iwarp, _)));
+    let nothing_listens = matches!(step.attempt, Some((_, AttemptFault::Refused)));
     match step.fault {
         Some(Fault::WrongPort) => 9,
         Some(Fault::DialectBelow3) => 8,
         Some(Fault::NegotiationBroken | Fault::NegotiationRefused | Fault::NoSmb) => 7,
         Some(Fault::NegotiationSilent) => 6,
         Some(Fault::ListenerGone | Fault::MpaRefused) => 5,
-        Some(Fault::CmRefused) if step.evidence != attempts::REFUSED => 5,
+        Some(Fault::CmRefused) if !nothing_listens => 5,
         Some(Fault::NotSmbDirect) => 4,
         Some(Fault::HostSilent | Fault::NoRoute) => 3,
         Some(Fault::PortDropped | Fault::PortRejected) if is_iwarp => 3,

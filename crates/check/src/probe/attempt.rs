@@ -178,7 +178,8 @@ async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault
     let what = in_short(error);
     match error.kind {
         ProviderErrorKind::Refused => AttemptFault::Refused,
-        ProviderErrorKind::Rejected | ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        ProviderErrorKind::Rejected => AttemptFault::Rejected(what),
+        ProviderErrorKind::Protocol => AttemptFault::Incompatible(what),
         ProviderErrorKind::Address => AttemptFault::Unreachable(what),
         ProviderErrorKind::Reset | ProviderErrorKind::OtherProtocol => AttemptFault::NotIwarp,
         // Either TCP was not answered, or the MPA Request was not.
@@ -197,7 +198,8 @@ fn adapter_fault(error: &ProviderError) -> AttemptFault {
     let what = in_short(error);
     match error.kind {
         ProviderErrorKind::Refused | ProviderErrorKind::PortUnreachable => AttemptFault::Refused,
-        ProviderErrorKind::Rejected | ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        ProviderErrorKind::Rejected => AttemptFault::Rejected(what),
+        ProviderErrorKind::Protocol => AttemptFault::Incompatible(what),
         ProviderErrorKind::Address if error.os_error() == Some(NO_DEVICE) => {
             AttemptFault::NoAdapter
         }

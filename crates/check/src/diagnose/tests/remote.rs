@@ -106,7 +106,7 @@ fn smb_direct_itself() {
             Fault::ListenerGone,
         ),
         (
-            AttemptFault::Rejected("turned away, saying [01]".into()),
+            AttemptFault::Incompatible("the peer wants MPA markers".into()),
             Fault::MpaRefused,
         ),
         (
