@@ -34,7 +34,7 @@ impl Checks {
             assert_ne!(event.stream, 0, "{ends:?}");
         }
         assert!((1..=self.streams).contains(&event.stream));
-        assert!((1..=self.packets).contains(&event.place.frame));
+        assert!((1..=self.packets).contains(&event.position.frame));
         for credits in event.credits.into_iter().flatten() {
             assert!(credits <= u16::MAX.into(), "{event:?}");
         }

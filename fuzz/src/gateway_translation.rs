@@ -298,7 +298,10 @@ impl Ends {
             Some(written) => {
                 let plain = WriteRequest::decode(head, head.len() + length as usize);
                 let before = WriteRequest::decode(bytes, bytes.len());
-                let (plain, before) = (plain.expect("it is whole"), before.expect("it was"));
+                let (plain, before) = (
+                    plain.expect("the translation is valid"),
+                    before.expect("the request is valid"),
+                );
                 assert_eq!(written, length);
                 assert_eq!(plain.data.len(), before.data.len());
                 let same =
@@ -306,8 +309,8 @@ impl Ends {
                 assert_eq!(same(&plain), same(&before));
             }
             None => {
-                let plain = ReadRequest::decode(head).expect("it is whole");
-                let before = ReadRequest::decode(bytes).expect("it was");
+                let plain = ReadRequest::decode(head).expect("the translation is valid");
+                let before = ReadRequest::decode(bytes).expect("the request is valid");
                 let expected = ReadRequest {
                     flags: before.flags & !ReadRequest::REQUEST_COMPRESSED,
                     remaining_bytes: 0,
@@ -339,10 +342,13 @@ impl Ends {
                 length,
             } => {
                 assert_eq!(id, message_id(bytes));
-                let asked = self.offloaded.remove(&id).expect("its memory");
+                let asked = self
+                    .offloaded
+                    .remove(&id)
+                    .expect("the request has memory until its answer");
                 assert!(length > 0 && length <= asked);
                 let whole = head.len() + length as usize;
-                let response = ReadResponse::decode(&head, whole).expect("it is whole");
+                let response = ReadResponse::decode(&head, whole).expect("the answer is valid");
                 assert_eq!(response.data, head.len()..whole);
                 assert_eq!(response.data_remaining, 0);
             }

@@ -77,7 +77,10 @@ impl Pair {
             larger.extend_from_slice(&content);
             buffer = larger.split_off(10);
         }
-        let registration = self.table.register(buffer, access).expect("it is short");
+        let registration = self
+            .table
+            .register(buffer, access)
+            .expect("the buffer is shorter than the largest region");
         let at = registration.address;
         assert_eq!(registration.length as usize, content.len());
         assert!(

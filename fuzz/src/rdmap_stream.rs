@@ -390,7 +390,9 @@ impl Machine {
         let buffer = BytesMut::from(&content[..]);
         let registration = self.stream.memory().register(buffer, access);
         self.peer.regions.push(Region {
-            at: registration.expect("it is short").address,
+            at: registration
+                .expect("the buffer is shorter than the largest region")
+                .address,
             access,
             valid: true,
             content,

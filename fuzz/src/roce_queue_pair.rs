@@ -172,7 +172,9 @@ impl Machine {
         let buffer = BytesMut::from(&content[..]);
         let registration = self.queue_pair.memory().register(buffer, access);
         self.regions.push(Region {
-            at: registration.expect("it is short").address,
+            at: registration
+                .expect("the buffer is shorter than the largest region")
+                .address,
             access,
             content: content.into_iter().map(|byte| (byte, false)).collect(),
         });
@@ -397,12 +399,15 @@ impl Machine {
             match completion {
                 Completion::Head(head) => panic!("{head:?}"),
                 Completion::Received { id, message, .. } => {
-                    let (expected, limit) = self.receives.pop_front().expect("it was posted");
+                    let (expected, limit) = self
+                        .receives
+                        .pop_front()
+                        .expect("completed work was posted");
                     assert_eq!(id, expected);
                     assert!(message.len() <= limit as usize);
                 }
                 Completion::Sent { id } => {
-                    while self.sends.pop_front().expect("it was posted") != id {}
+                    while self.sends.pop_front().expect("completed work was posted") != id {}
                 }
                 Completion::Written { id } => assert_eq!(self.writes.pop_front(), Some(id)),
                 Completion::Read { id, buffer } => {

@@ -147,7 +147,7 @@ impl Pair {
                     });
             let (_, signal) = self
                 .sends
-                .remove(index.expect("it was posted and is not over"));
+                .remove(index.expect("the request was posted and has not completed"));
             assert!(!named || signal != Signal::Unposted);
         }
         assert!(named);

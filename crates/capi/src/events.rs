@@ -125,7 +125,10 @@ impl Started {
         result: Result<(), Failure>,
         buffer: Option<Owned>,
     ) {
-        let events = self.0.take().expect("it is taken once");
+        let events = self
+            .0
+            .take()
+            .expect("`complete` and the destructor run once");
         let mut operations = events.operations();
         operations.outstanding -= 1;
         operations.completed.push_back(Completed {
@@ -191,7 +194,7 @@ impl Events {
             // Another thread may have been faster; its descriptor stays.
             let _ = self.descriptor.set(created);
         }
-        let descriptor = self.descriptor.get().expect("it was created above");
+        let descriptor = self.descriptor.get().expect("the descriptor was set above");
         Ok(descriptor.reader.as_raw_fd())
     }
 
@@ -276,7 +279,7 @@ impl Events {
             let at = operations.calling.iter().position(|thread| *thread == here);
             operations
                 .calling
-                .swap_remove(at.expect("it was pushed above"));
+                .swap_remove(at.expect("the thread was added before the call"));
             drop(operations);
             self.completion.notify_waiters();
         }

@@ -62,7 +62,7 @@ pub(crate) struct Conform {
     listen: bool,
 
     /// Upper layer of the peer: echo is `smbdirect listen --echo` and `ping --echo`, smb2 any SMB3
-    /// server or client; auto finds out
+    /// server or client; auto detects it
     #[arg(long, value_enum, default_value_t, value_name = "LAYER")]
     upper: Upper,
 

@@ -247,12 +247,14 @@ impl Gateway {
         if max_connections == 0 {
             let needed = report::bytes(2 * settings.memory_of_one());
             return Err(usage(format!(
-                "--memory is too little for one connection, which needs {needed}; say more, or \
-                 less for --max-fragmented-size"
+                "--memory is too little for one connection, which needs {needed}; raise it, or \
+                 lower --max-fragmented-size"
             )));
         }
         Ok(Live {
-            upstream: upstream.ok_or_else(|| usage("upstream is missing; it is an address"))?,
+            upstream: upstream.ok_or_else(|| {
+                usage("upstream is missing: the address of the server or gateway to connect to")
+            })?,
             allow: self.allow.clone(),
             max_connections,
             stall_limit: self.stall_limit,

@@ -44,7 +44,7 @@ use tokio::runtime;
 
 use options::UsageError;
 
-/// SMB Direct in user space: show it, listen, send files, ping, decode captures.
+/// SMB Direct in user space: serve and use SMB over RDMA, check servers, decode captures, measure.
 #[derive(Debug, Parser)]
 #[command(name = "smbdirect", version, propagate_version = true, after_help = EXAMPLES)]
 #[command(arg_required_else_help = true, max_term_width = 100)]

@@ -122,7 +122,7 @@ fn print(text: &str) {
     if let Err(error) = result {
         FAILURE
             .lock()
-            .expect("no panic under it")
+            .expect("no thread panics while it holds the lock")
             .get_or_insert(error);
     }
 }
@@ -133,7 +133,11 @@ fn print(text: &str) {
 /// # Errors
 /// The first failure.
 pub(crate) fn written() -> Result<()> {
-    match FAILURE.lock().expect("no panic under it").take() {
+    match FAILURE
+        .lock()
+        .expect("no thread panics while it holds the lock")
+        .take()
+    {
         Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(anyhow!("cannot write to stdout: {error}"))
         }
@@ -143,7 +147,10 @@ pub(crate) fn written() -> Result<()> {
 
 /// Returns whether the reader of stdout has closed its end.
 pub(crate) fn is_unread() -> bool {
-    FAILURE.lock().expect("no panic under it").is_some()
+    FAILURE
+        .lock()
+        .expect("no thread panics while it holds the lock")
+        .is_some()
 }
 
 /// Prints an error to stderr, in one line.

@@ -25,7 +25,7 @@ use smbdirect_smb::smb2::{Channel, Command};
 use super::{
     fields::{self, object},
     side::Side,
-    tcp::Place,
+    tcp::Position,
 };
 
 /// An event of a stream. It serialises to the JSON object that `smbdirect decode --json` prints.
@@ -34,7 +34,7 @@ pub struct Event {
     /// The number of the stream; streams are counted from 1, in the order in which they begin.
     pub stream: u32,
     /// The packet that completed it.
-    pub place: Place,
+    pub position: Position,
     /// The end that sent it.
     pub from: Sender,
     /// What was sent, or what happened.
@@ -66,7 +66,7 @@ impl Serialize for Event {
         #[derive(Serialize)]
         struct From {
             #[serde(flatten)]
-            place: Place,
+            position: Position,
             from: Sender,
         }
         #[derive(Serialize)]
@@ -87,7 +87,7 @@ impl Serialize for Event {
             event,
             stream: self.stream,
             from: (event != "stream").then_some(From {
-                place: self.place,
+                position: self.position,
                 from: self.from,
             }),
             message,

@@ -69,4 +69,4 @@ pub use peel::OTHER_UDP;
 pub use rules::rule_text;
 pub use streams::{Counts, RoceCounts, Sink, Streams};
 pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};
-pub use tcp::Place;
+pub use tcp::Position;

@@ -30,7 +30,7 @@ impl Silence {
         }
         let ends = [Sender::Initiator, Sender::Responder];
         let spent = self.streams.entry(event.stream).or_default();
-        let now = event.place.time;
+        let now = event.position.time;
         let late = (0..2).find_map(|end| {
             let waited = now.saturating_sub(spent[end]?);
             (waited >= GRANT_TIMEOUT).then_some((end, waited))
@@ -55,7 +55,7 @@ impl Silence {
             credits[end] = Some(0);
             Event {
                 stream: event.stream,
-                place: event.place,
+                position: event.position,
                 from: ends[1 - end],
                 kind: EventKind::Note {
                     note: "leaves its peer without a send credit",
@@ -76,13 +76,13 @@ mod tests {
     use super::*;
     use crate::{
         event::{DataTransfer, Payload},
-        tcp::Place,
+        tcp::Position,
     };
 
     fn event(milliseconds: u64, from: Sender, credits: [u32; 2], kind: EventKind) -> Event {
         Event {
             stream: 1,
-            place: Place {
+            position: Position {
                 frame: 1,
                 time: Duration::from_millis(milliseconds),
                 seconds: 0.0,

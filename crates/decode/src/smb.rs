@@ -228,7 +228,7 @@ impl SmbDirect {
         };
         transfer.payload = payload(&send.head, &transfer, self.senders[side].remaining);
         check_fields(&transfer, faults);
-        check_place(send, &transfer, faults);
+        check_payload_position(send, &transfer, faults);
         self.check_sizes(send, context, &transfer, faults);
         self.spend(side, transfer.credits_granted, faults);
         self.reassemble(side, &transfer, faults);
@@ -387,22 +387,22 @@ fn check_fields(transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     }
 }
 
-/// Checks the place of the payload.
-fn check_place(send: &Send, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+/// Checks DataOffset and DataLength against the length of the message.
+fn check_payload_position(send: &Send, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     let mut fault = |rule, how| faults.push(broken(rule, how));
     let (data_offset, data_length) = (transfer.data_offset, transfer.data_length);
-    let place = format!("DataOffset {data_offset}, DataLength {data_length}");
+    let fields = format!("DataOffset {data_offset}, DataLength {data_length}");
     let length = send.length;
     if !data_offset.is_multiple_of(8) {
         fault("SMBD-3.1.5.8-03", format!("DataOffset {data_offset}"));
     }
     if transfer.end() > length {
-        let how = format!("{place} in a message of {length} bytes");
+        let how = format!("{fields} in a message of {length} bytes");
         fault("SMBD-3.1.5.8-04", how);
     } else if data_length == 0 {
         let is_empty = transfer.remaining_data_length == 0;
         if data_offset != 0 {
-            fault("SMBD-2.2.3-02", place);
+            fault("SMBD-2.2.3-02", fields);
         } else if is_empty && length != HEADER_LENGTH as u64 {
             let how = format!("an empty message of {length} bytes");
             fault("SMBD-3.1.5.4-03", how);

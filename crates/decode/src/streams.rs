@@ -18,7 +18,7 @@ use super::{
     roce::Roce,
     side::Side,
     silence::Silence,
-    tcp::{Another, Connection, LATE_PACKETS, Piece, Place},
+    tcp::{Another, Connection, LATE_PACKETS, Piece, Position},
 };
 
 /// Receives events.
@@ -167,7 +167,7 @@ impl Streams {
         let counts = &mut self.counts;
         counts.packets += 1;
         let start = *self.start.get_or_insert(packet.time);
-        let place = Place {
+        let position = Position {
             frame: packet.frame,
             time: packet.time,
             seconds: packet.time.saturating_sub(start).as_secs_f64(),
@@ -186,7 +186,7 @@ impl Streams {
             Content::Tcp(segment) => {
                 counts.tcp += 1;
                 counts.cut += u64::from(segment.missing > 0);
-                self.segment(&segment, place, sink);
+                self.segment(&segment, position, sink);
             }
             Content::Roce(datagram) => {
                 let mut out = Out {
@@ -196,7 +196,7 @@ impl Streams {
                 let counts = &mut counts.roce;
                 let ports = &self.roce_ports;
                 self.roce
-                    .datagram(&datagram, place, ports, counts, &mut out);
+                    .datagram(&datagram, position, ports, counts, &mut out);
             }
             Content::Fragment => counts.fragments += 1,
             Content::Unread(unread) => counts.count_unread(unread),
@@ -218,7 +218,7 @@ impl Streams {
         self.roce.finish(&mut self.counts.roce, &mut out);
     }
 
-    fn segment(&mut self, segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
+    fn segment(&mut self, segment: &Segment<'_>, position: Position, sink: Sink<'_>) {
         let key = if segment.head.from <= segment.head.to {
             [segment.head.from, segment.head.to]
         } else {
@@ -228,14 +228,17 @@ impl Streams {
         if let Some(entry) = self.entries.get_mut(&key) {
             match entry
                 .connection
-                .another(entry.side(segment), segment, place)
+                .another(entry.side(segment), segment, position)
             {
                 Another::No => {}
                 Another::Stray => return,
                 Another::Yes(first) => {
                     // The ports were used before by another connection.
                     begun = first;
-                    let mut entry = self.entries.remove(&key).expect("it was just there");
+                    let mut entry = self
+                        .entries
+                        .remove(&key)
+                        .expect("the entry was found above");
                     self.held_bytes -= entry.connection.held_bytes();
                     entry.finish(&mut self.streams, sink);
                 }
@@ -244,32 +247,38 @@ impl Streams {
         if self.entries.len() >= MAX_CONNECTIONS && !self.entries.contains_key(&key) {
             self.make_room(sink);
         }
-        if let Some((head, place)) = begun {
+        if let Some((head, position)) = begun {
             let syn = Segment {
                 head,
                 payload: &[],
                 missing: 0,
             };
-            self.take(key, &syn, place, sink);
+            self.take(key, &syn, position, sink);
         }
-        self.take(key, segment, place, sink);
+        self.take(key, segment, position, sink);
     }
 
-    fn take(&mut self, key: [SocketAddr; 2], segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
+    fn take(
+        &mut self,
+        key: [SocketAddr; 2],
+        segment: &Segment<'_>,
+        position: Position,
+        sink: Sink<'_>,
+    ) {
         let ports = &self.ports;
         let entry = self
             .entries
             .entry(key)
             .or_insert_with(|| Entry::new(segment, ports));
-        entry.seen = place.frame;
+        entry.seen = position.frame;
         let before = entry.connection.held_bytes();
-        entry.segment(segment, place, &mut self.streams, sink);
+        entry.segment(segment, position, &mut self.streams, sink);
         if self.held_bytes + entry.connection.held_bytes() > MAX_HELD_BYTES + before {
             entry.flush(&mut self.streams, sink);
         }
         self.held_bytes = self.held_bytes + entry.connection.held_bytes() - before;
-        if entry.connection.reset_frame() == Some(place.frame) {
-            self.resets.push_back((place.frame, key));
+        if entry.connection.reset_frame() == Some(position.frame) {
+            self.resets.push_back((position.frame, key));
         }
     }
 
@@ -340,15 +349,21 @@ impl Entry {
         }
     }
 
-    fn segment(&mut self, segment: &Segment<'_>, place: Place, streams: &mut u32, sink: Sink<'_>) {
+    fn segment(
+        &mut self,
+        segment: &Segment<'_>,
+        position: Position,
+        streams: &mut u32,
+        sink: Sink<'_>,
+    ) {
         let side = self.side(segment);
         if matches!(self.upper, Upper::Nothing) {
             return;
         }
         let (ends, upper) = (self.ends, &mut self.upper);
         self.connection
-            .segment(side, segment, place, &mut |side, piece, place| {
-                upper.piece(side, &piece, place, ends, streams, sink);
+            .segment(side, segment, position, &mut |side, piece, position| {
+                upper.piece(side, &piece, position, ends, streams, sink);
             });
         if self.connection.ended {
             self.upper = Upper::Nothing;
@@ -361,8 +376,8 @@ impl Entry {
     /// Ends the connection if the RST of this frame has reset it.
     fn settle(&mut self, frame: u64, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
-        self.connection.settle(frame, &mut |side, piece, place| {
-            upper.piece(side, &piece, place, ends, streams, sink);
+        self.connection.settle(frame, &mut |side, piece, position| {
+            upper.piece(side, &piece, position, ends, streams, sink);
         });
         if self.connection.ended {
             self.upper = Upper::Nothing;
@@ -372,8 +387,8 @@ impl Entry {
     /// Reports what waits for bytes that will not come.
     fn flush(&mut self, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
-        self.connection.flush(&mut |side, piece, place| {
-            upper.piece(side, &piece, place, ends, streams, sink);
+        self.connection.flush(&mut |side, piece, position| {
+            upper.piece(side, &piece, position, ends, streams, sink);
         });
     }
 
@@ -391,7 +406,7 @@ impl Upper {
         &mut self,
         side: Side,
         piece: &Piece<'_>,
-        place: Place,
+        position: Position,
         ends: [SocketAddr; 2],
         streams: &mut u32,
         sink: Sink<'_>,
@@ -405,7 +420,7 @@ impl Upper {
             let mut tell = |stream, kind, broken| {
                 sink(Event {
                     stream,
-                    place,
+                    position,
                     from: Sender::of(side, connection.initiator),
                     kind,
                     credits: in_order(connection.smb.credits(), connection.initiator),

@@ -126,7 +126,7 @@ impl Summary {
                     text: rule_text(broken.rule),
                     times: 0,
                     stream: event.stream,
-                    frame: event.place.frame,
+                    frame: event.position.frame,
                     by: event.from,
                 });
             rule.times += 1;

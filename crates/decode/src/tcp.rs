@@ -22,7 +22,7 @@ use super::{
     side::{PerSide, Side},
 };
 pub(crate) use reassembly::LATE_PACKETS;
-pub use reassembly::Place;
+pub use reassembly::Position;
 use reassembly::{Held, MAX_WINDOW, Reassembly};
 
 /// The next item of a direction.
@@ -41,8 +41,8 @@ pub(crate) enum Piece<'a> {
     },
 }
 
-/// Receives the next item, with its direction and place.
-pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Side, Piece<'_>, Place);
+/// Receives the next item, with its direction and the position of its packet.
+pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Side, Piece<'_>, Position);
 
 /// The state of a connection.
 #[derive(Debug, Default)]
@@ -66,13 +66,13 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Reset {
     side: Side,
-    /// Its place in the direction.
+    /// Its offset in the direction.
     at: i64,
-    /// The place after the last byte of the direction in the file before it. If there are bytes
+    /// The offset after the last byte of the direction in the file before it. If there are bytes
     /// after it later, the RST has not ended the connection, unless it is exactly in sequence.
     limit: i64,
     is_exact: bool,
-    place: Place,
+    position: Position,
 }
 
 /// A SYN that may begin another connection between the same ends.
@@ -80,7 +80,7 @@ struct Reset {
 struct Candidate {
     side: Side,
     head: Head,
-    place: Place,
+    position: Position,
 }
 
 /// Whether a packet is of another connection between the same ends.
@@ -90,7 +90,7 @@ pub(crate) enum Another {
     /// It is a SYN that is not of this connection, and does not end it.
     Stray,
     /// It begins one, or continues the one that this SYN has begun.
-    Yes(Option<(Head, Place)>),
+    Yes(Option<(Head, Position)>),
 }
 
 /// The largest shift of a window, which is assumed if the SYN is not in the capture.
@@ -102,7 +102,7 @@ impl Connection {
         &mut self,
         side: Side,
         segment: &Segment<'_>,
-        place: Place,
+        position: Position,
         sink: PieceSink<'_>,
     ) {
         if self.ended {
@@ -111,7 +111,7 @@ impl Connection {
         self.packets += 1;
         self.has_data |= !segment.payload.is_empty();
         if segment.head.rst {
-            self.take_reset(side, segment, place);
+            self.take_reset(side, segment, position);
             return;
         }
         self.streams[side].begin(segment.head.sequence.wrapping_add(segment.head.syn.into()));
@@ -120,7 +120,7 @@ impl Connection {
             self.handshake(side, segment);
         }
         let acknowledged = self.acknowledge(side, segment);
-        self.take(side, segment, acknowledged, place);
+        self.take(side, segment, acknowledged, position);
         if !self.started {
             let is_known = self.streams.iter().all(Reassembly::has_begun);
             let is_late =
@@ -160,8 +160,8 @@ impl Connection {
         }
         // An end may wait for bytes of the other direction that the capture lacks.
         for side in Side::BOTH {
-            if let Some((place, _)) = self.streams[side].at_end() {
-                self.end(side, false, place, sink);
+            if let Some((position, _)) = self.streams[side].at_end() {
+                self.end(side, false, position, sink);
             }
         }
     }
@@ -174,7 +174,7 @@ impl Connection {
             self.streams[reset.side].forget_from(reset.limit.max(reset.at));
             self.flush(sink);
             for side in Side::BOTH {
-                self.end(side, true, reset.place, sink);
+                self.end(side, true, reset.position, sink);
             }
             self.ended = true;
         }
@@ -195,7 +195,7 @@ impl Connection {
 
     /// Returns the frame of the RST that may have ended the connection.
     pub(crate) fn reset_frame(&self) -> Option<u64> {
-        self.reset.as_ref().map(|reset| reset.place.frame)
+        self.reset.as_ref().map(|reset| reset.position.frame)
     }
 
     /// Begins to report, with the first byte of each direction that is known.
@@ -205,7 +205,7 @@ impl Connection {
             self.streams[side].start();
             if self.streams[side].first.is_some() {
                 let connects = self.initiator == Some(side);
-                sink(side, Piece::Begins { connects }, Place::default());
+                sink(side, Piece::Begins { connects }, Position::default());
             }
         }
     }
@@ -224,7 +224,7 @@ impl Connection {
     }
 
     /// Handles a RST, which ends the direction for what comes after it in sequence.
-    fn take_reset(&mut self, side: Side, segment: &Segment<'_>, place: Place) {
+    fn take_reset(&mut self, side: Side, segment: &Segment<'_>, position: Position) {
         let (this, other) = (&self.streams[side], &self.streams[!side]);
         let answers = segment
             .head
@@ -235,7 +235,7 @@ impl Connection {
         }
         let this = &mut self.streams[side];
         this.begin(segment.head.sequence);
-        let at = this.place(segment.head.sequence);
+        let at = this.offset(segment.head.sequence);
         if at < this.acknowledged || at > this.edge() + 1 {
             return;
         }
@@ -249,14 +249,20 @@ impl Connection {
             at,
             limit,
             is_exact: limit == at && at == this.next,
-            place,
+            position,
         });
     }
 
     /// Keeps the new bytes of a packet.
-    fn take(&mut self, side: Side, segment: &Segment<'_>, acknowledged: Option<u32>, place: Place) {
+    fn take(
+        &mut self,
+        side: Side,
+        segment: &Segment<'_>,
+        acknowledged: Option<u32>,
+        position: Position,
+    ) {
         let this = &self.streams[side];
-        let at = this.place(segment.head.sequence.wrapping_add(segment.head.syn.into()));
+        let at = this.offset(segment.head.sequence.wrapping_add(segment.head.syn.into()));
         let end = at + segment.payload.len() as i64 + i64::from(segment.missing);
         if let Some(reset) = &self.reset
             && reset.side == side
@@ -273,13 +279,13 @@ impl Connection {
             bytes: Vec::new(),
             missing: segment.missing,
             acknowledged,
-            place,
+            position,
             number: Some(self.packets),
             heard: self.streams[!side].seen,
         };
         let this = &mut self.streams[side];
         if segment.head.fin {
-            this.take_end(end, (place, acknowledged));
+            this.take_end(end, (position, acknowledged));
         }
         this.take(at, segment.payload, held);
     }
@@ -291,10 +297,10 @@ impl Connection {
 
     /// Reports the next piece of a direction, if it is in order.
     fn advance(&mut self, side: Side, sink: PieceSink<'_>) -> bool {
-        if let Some((place, acknowledged)) = self.streams[side].at_end()
+        if let Some((position, acknowledged)) = self.streams[side].at_end()
             && self.streams[!side].has_told(acknowledged)
         {
-            self.end(side, false, place, sink);
+            self.end(side, false, position, sink);
             return true;
         }
         let Some((&at, held)) = self.streams[side].held.first_key_value() else {
@@ -320,7 +326,7 @@ impl Connection {
             && !bytes.is_empty()
         {
             this.next += bytes.len() as i64;
-            sink(side, Piece::Bytes(bytes), held.place);
+            sink(side, Piece::Bytes(bytes), held.position);
         }
         // The packet was cut; the missing part may come in another copy or another packet.
         let end = at + held.bytes.len() as i64 + i64::from(held.missing);
@@ -328,7 +334,7 @@ impl Connection {
             if is_rest {
                 let gap = end - this.next;
                 this.next = end;
-                sink(side, Piece::Gap(gap as u64), held.place);
+                sink(side, Piece::Gap(gap as u64), held.position);
             } else {
                 this.wait_for_rest(end, &held);
             }
@@ -336,11 +342,11 @@ impl Connection {
         true
     }
 
-    fn end(&mut self, side: Side, reset: bool, place: Place, sink: PieceSink<'_>) {
+    fn end(&mut self, side: Side, reset: bool, position: Position, sink: PieceSink<'_>) {
         if !self.streams[side].ended {
             self.streams[side].ended = true;
             self.streams[side].forget_from(i64::MIN);
-            sink(side, Piece::End { reset }, place);
+            sink(side, Piece::End { reset }, position);
         }
     }
 
@@ -348,7 +354,7 @@ impl Connection {
     fn force(&mut self, sink: PieceSink<'_>) {
         let first = |side: &Side| {
             let held = self.streams[*side].held.first_key_value();
-            held.map(|(&at, held)| (held.place.frame, *side, at))
+            held.map(|(&at, held)| (held.position.frame, *side, at))
         };
         let Some((_, side, at)) = Side::BOTH.into_iter().filter_map(|side| first(&side)).min()
         else {
@@ -358,37 +364,40 @@ impl Connection {
             self.lose(side, at, sink);
         } else {
             // The packet waits for the other direction, or for another copy of itself.
-            let held = self.streams[side].held.get_mut(&at).expect("it is there");
+            let held = self.streams[side]
+                .held
+                .get_mut(&at)
+                .expect("`at` is a key of `held`");
             held.number = None;
             let acknowledged = held.acknowledged.take();
-            let place = held.place;
+            let position = held.position;
             let other = &mut self.streams[!side];
-            let seen = acknowledged.map_or(other.next, |seen| other.place(seen));
+            let seen = acknowledged.map_or(other.next, |seen| other.offset(seen));
             let until = match other.held.first_key_value() {
                 Some((&at, _)) => at.min(seen),
                 None => seen,
             };
-            // The last place may be a FIN, which is no byte.
+            // The last offset may be a FIN, which is no byte.
             if until > other.next + 1 {
                 let gap = until - other.next;
                 other.next = until;
-                sink(!side, Piece::Gap(gap as u64), place);
+                sink(!side, Piece::Gap(gap as u64), position);
             }
         }
         self.drain(sink);
     }
 
-    /// Declares lost everything before the place `until`.
+    /// Declares lost everything before the offset `until`.
     fn lose(&mut self, side: Side, until: i64, sink: PieceSink<'_>) {
         let this = &mut self.streams[side];
         let gap = until - this.next;
-        let (is_fin, place) = match this.held.get(&until) {
-            Some(held) => (gap == 1 && held.length() == 0, held.place),
-            None => (false, Place::default()),
+        let (is_fin, position) = match this.held.get(&until) {
+            Some(held) => (gap == 1 && held.length() == 0, held.position),
+            None => (false, Position::default()),
         };
         this.next = until;
         if !is_fin {
-            sink(side, Piece::Gap(gap as u64), place);
+            sink(side, Piece::Gap(gap as u64), position);
         }
     }
 }

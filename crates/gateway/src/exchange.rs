@@ -134,7 +134,8 @@ impl<'a> Exchange<'a> {
     /// Deregisters the memory of a request, which ends the server's access, and returns the memory.
     pub(super) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
         let region = lock(&self.regions).remove(&message_id);
-        let Region { region, grant } = region.expect("what is answered has its memory");
+        let Region { region, grant } =
+            region.expect("a request with RDMA keeps its memory until it is answered");
         let buffer = region.deregister().await;
         let buffer = buffer.map_err(|error| Stop::Failed(Side::Server, error.to_string()))?;
         Ok((buffer, grant))

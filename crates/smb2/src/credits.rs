@@ -115,7 +115,9 @@ impl Credits {
 
     /// Returns when the server last answered a request.
     pub(crate) fn last_answer(&self) -> MutexGuard<'_, Instant> {
-        self.last_answer.lock().expect("no panic under it")
+        self.last_answer
+            .lock()
+            .expect("no thread panics while it holds the lock")
     }
 }
 

@@ -102,7 +102,9 @@ struct Handshake {
 
 impl Handshake {
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().expect("no panic under it")
+        self.seen
+            .lock()
+            .expect("no thread panics while it holds the lock")
     }
 }
 

@@ -184,7 +184,9 @@ impl Transport {
     }
 
     fn unsigned(&self) -> MutexGuard<'_, Unsigned> {
-        self.unsigned.lock().expect("no panic under it")
+        self.unsigned
+            .lock()
+            .expect("no thread panics while it holds the lock")
     }
 }
 

@@ -60,7 +60,10 @@ struct Echo(Mutex<Vec<Endpoint>>);
 impl Client for Echo {
     /// ClientEventConnect. Returning an endpoint accepts the peer.
     fn connect(&self, address: &Address, _offer: &Offer) -> ConnectAnswer {
-        let mut endpoints = self.0.lock().expect("no panic under it");
+        let mut endpoints = self
+            .0
+            .lock()
+            .expect("no thread panics while it holds the lock");
         // Reuses an endpoint whose connection has ended.
         let mut known = endpoints.iter();
         if let Some(idle) = known.find(|known| known.state() == EndpointState::Associated) {

@@ -30,7 +30,7 @@ use smbdirect::rdma::{
 };
 use smbdirect_test::{
     conformance,
-    provider::fabric::{Fabric, Manners},
+    provider::fabric::{Capabilities, Fabric},
 };
 use smbdirect_verbs::{Verbs, VerbsConfig};
 
@@ -86,7 +86,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         active,
         passive,
         listen,
-        manners: Manners {
+        capabilities: Capabilities {
             over_tcp: over_iwarp,
             private_data,
             exact_private_data: over_iwarp,

@@ -293,7 +293,7 @@ impl End {
         let negotiated = self.engine.negotiated().copied();
         let sent = self.engine.send(id, message, token);
         if sent.is_ok() {
-            let most = negotiated.expect("only then a message is taken");
+            let most = negotiated.expect("messages are accepted after the negotiation");
             assert!(length <= most.max_fragmented_send_size as usize);
             let rest = content;
             self.messages.push_back(Message { id, rest, token });
@@ -446,7 +446,7 @@ impl End {
 
     fn transfer_done(&mut self, id: TransferId, buffer: Option<BytesMut>, completed: bool) {
         let transfer = self.transfers.remove(&id.0);
-        let expected = transfer.expect("it was started, and is over once");
+        let expected = transfer.expect("a transfer that was started ends once");
         assert!(
             completed || self.closed.is_some(),
             "abandoned without a reason"
@@ -550,11 +550,14 @@ impl End {
             }
             return None;
         }
-        let negotiated = *self.engine.negotiated().expect("or nothing is said");
+        let negotiated = *self
+            .engine
+            .negotiated()
+            .expect("messages are sent after the negotiation");
         assert!(self.held > 0, "a send without a credit: {self:?}");
         self.held -= 1;
         assert!(message.len() <= negotiated.max_send_size as usize);
-        let header = DataTransfer::decode(message).expect("it is ours");
+        let header = DataTransfer::decode(message).expect("the engine encodes valid messages");
         assert!(header.flags.bits() <= 1 && message[6..8] == [0; 2]);
         assert!(header.data_offset == 24 || message.len() == 20);
         assert_eq!(header.credits_requested, self.settings.send_credit_target);
@@ -604,7 +607,12 @@ impl End {
         assert_eq!(message.rest.split_to(payload.len()), payload);
         assert_eq!(message.rest.len(), header.remaining_data_length as usize);
         assert_eq!(message.rest.is_empty(), completes);
-        completes.then(|| self.messages.pop_front().expect("it was looked at").id)
+        completes.then(|| {
+            self.messages
+                .pop_front()
+                .expect("the message was compared above")
+                .id
+        })
     }
 
     /// Compares an RDMA Write with the oldest requested write.
@@ -617,7 +625,10 @@ impl End {
             .writes_to_post
             .front_mut()
             .expect("a write was asked for");
-        let (at, rest) = write.places.front_mut().expect("or it is gone");
+        let (at, rest) = write
+            .places
+            .front_mut()
+            .expect("a write without places is removed");
         assert_eq!(to, *at);
         assert_eq!(rest.split_to(data.len()), data);
         if rest.is_empty() {

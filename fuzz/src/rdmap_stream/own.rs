@@ -172,8 +172,8 @@ impl Own {
     }
 
     fn segment(&mut self, ulpdu: &[u8]) -> Option<Said> {
-        let (header, payload) = Header::decode(ulpdu).expect("it is ours");
-        let opcode = Opcode::of(&header).expect("it is ours");
+        let (header, payload) = Header::decode(ulpdu).expect("the stream encodes valid segments");
+        let opcode = Opcode::of(&header).expect("the stream encodes valid segments");
         match header {
             Header::Tagged(header) if opcode == Opcode::RdmaWrite => {
                 self.write(&header, payload);
@@ -260,7 +260,7 @@ impl Own {
         assert_eq!(header.message_sequence_number, self.next_read_request);
         assert_eq!(header.message_offset, 0);
         self.next_read_request += 1;
-        let request = ReadRequest::decode(payload).expect("it is ours");
+        let request = ReadRequest::decode(payload).expect("the stream encodes valid segments");
         assert_eq!(request.source_stag, from.token.0);
         assert_eq!(request.source_tagged_offset, from.offset);
         assert_eq!(request.read_message_size as usize, length);

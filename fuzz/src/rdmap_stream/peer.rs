@@ -344,16 +344,22 @@ impl Peer {
                 let token = Token(header.stag);
                 let mut regions = self.regions.iter_mut();
                 let region = regions.find(|region| region.at.token == token);
-                let region = region.expect("it was judged");
+                let region = region.expect("the segment was checked before");
                 let start = (header.tagged_offset - region.at.offset) as usize;
                 region.content[start..start + payload.len()].copy_from_slice(payload);
             }
             return;
         }
-        let read = self.asked.front_mut().expect("it was judged");
+        let read = self
+            .asked
+            .front_mut()
+            .expect("the segment was checked before");
         read.content.extend_from_slice(payload);
         if header.last {
-            let read = self.asked.pop_front().expect("it was judged");
+            let read = self
+                .asked
+                .pop_front()
+                .expect("the segment was checked before");
             if read.id.is_some() {
                 self.answered.push_back(read);
             }

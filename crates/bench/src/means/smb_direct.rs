@@ -414,7 +414,7 @@ where
     };
     let last = outstanding
         .get_mut(last)
-        .expect("that many are outstanding");
+        .expect("`number` operations are outstanding");
     last.await?;
     // Operations finish in order. A failed one has ended the connection, and the next call reports
     // it.

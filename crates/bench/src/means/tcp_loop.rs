@@ -19,7 +19,7 @@ use crate::{
 const BUFFER_BYTES: usize = 256 << 10;
 /// Messages of this many bytes are read into memory of their own, as RDMA places them.
 const MIN_PLACED_BYTES: u32 = 16 << 10;
-/// Events that one wait returns at most.
+/// Largest number of events that one wait returns.
 const MAX_EVENTS: usize = 1024;
 /// Time without an event after which the burst counts as stuck.
 const STALL_TIMEOUT: Duration = Duration::from_secs(20);

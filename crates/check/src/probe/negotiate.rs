@@ -39,7 +39,8 @@ const SALT_BYTES: usize = 32;
 pub(super) async fn over_tcp(mut stream: TcpStream) -> Result<Smb, SmbFault> {
     let request = request();
     let exchange = async {
-        let header = frame::header(request.len()).expect("it has a few hundred bytes");
+        let header =
+            frame::header(request.len()).expect("a NEGOTIATE is shorter than the longest frame");
         stream.write_all(&[&header, &request[..]].concat()).await?;
         let mut header = [0; frame::HEADER_LENGTH];
         stream.read_exact(&mut header).await?;

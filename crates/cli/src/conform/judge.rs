@@ -42,7 +42,7 @@ pub(super) struct Waits {
 pub(super) struct Servers {
     pub(super) provider: Arc<dyn Provider>,
     pub(super) address: SocketAddr,
-    /// The upper layer; `None` finds out.
+    /// The upper layer of the server. With `None`, the command detects it.
     pub(super) upper: Option<&'static dyn UpperLayer>,
 }
 

@@ -46,8 +46,8 @@ pub(super) fn event(report: &Report, event: &Event) {
     }
     let mut line = format!(
         "{:>7} {:>10.6} {:>6} {} ",
-        event.place.frame,
-        event.place.seconds,
+        event.position.frame,
+        event.position.seconds,
         event.stream,
         arrow(event.from)
     );

@@ -8,7 +8,7 @@ use super::{
     super::{
         side::Side,
         streams::{Out, RoceCounts},
-        tcp::Place,
+        tcp::Position,
     },
     connection::{Connection, QueuePair},
     datagram::Packet,
@@ -22,7 +22,7 @@ impl Roce {
         &mut self,
         (from, to): (IpAddr, IpAddr),
         packet: &Packet,
-        place: Place,
+        position: Position,
         ports: &[u16],
         counts: &mut RoceCounts,
         out: &mut Out<'_>,
@@ -45,7 +45,7 @@ impl Roce {
         };
         if is_copy {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.captured_again(side, packet, place, out);
+                connection.captured_again(side, packet, position, out);
             }
             return true;
         }
@@ -54,7 +54,7 @@ impl Roce {
             self.ids.insert((from, to, local), id, side);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.cm(side, mad.transaction_id, mad.message, place);
+            connection.cm(side, mad.transaction_id, mad.message, position);
             connection.told_cm(ports, out);
         }
         self.name(id);

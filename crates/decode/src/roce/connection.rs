@@ -16,7 +16,7 @@ use super::{
         side::{PerSide, Side},
         smb::{Send, SmbDirect},
         streams::Out,
-        tcp::Place,
+        tcp::Position,
     },
     datagram::{Packet, Recent, Undecoded},
     order::Requests,
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     upper: Upper,
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
-    waiting: Vec<(Side, Place, EventKind, Vec<Broken>)>,
+    waiting: Vec<(Side, Position, EventKind, Vec<Broken>)>,
     /// What identifies the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
@@ -78,9 +78,9 @@ struct DirectionState {
     /// Bytes and packets of a Read response whose request is not in the capture.
     reading: Option<(u64, u64)>,
     /// Packets that were sent again, without another one so far.
-    again: Option<(Psn, u64, Place)>,
+    again: Option<(Psn, u64, Position)>,
     /// Packets of Read responses before their request.
-    early: VecDeque<(Packet, Place)>,
+    early: VecDeque<(Packet, Position)>,
     /// The PSN of the last response packet.
     last_response: Option<Psn>,
     /// Complete Sends.
@@ -153,8 +153,8 @@ impl Connection {
     }
 
     fn tell_waiting(&mut self, out: &mut Out<'_>) {
-        for (side, place, kind, broken) in std::mem::take(&mut self.waiting) {
-            self.tell(side, place, kind, broken, out);
+        for (side, position, kind, broken) in std::mem::take(&mut self.waiting) {
+            self.tell(side, position, kind, broken, out);
         }
     }
 
@@ -173,14 +173,14 @@ impl Connection {
     pub(super) fn may_answer(&self, side: Side, response: Psn) -> bool {
         let requests = &self.directions[side].requests;
         let recent = requests.next() - PAIRING_WINDOW..=requests.reach();
-        let at = requests.place(response);
+        let at = requests.index(response);
         at.is_some_and(|at| recent.contains(&at))
     }
 
     /// Returns whether a request may be the first of a direction whose first PSN is known.
     pub(super) fn may_begin(&self, side: Side, request: Psn) -> bool {
         let requests = &self.directions[side].requests;
-        let at = requests.place(request);
+        let at = requests.index(request);
         requests.is_new() && at.is_some_and(|at| (0..PAIRING_WINDOW).contains(&at))
     }
 
@@ -190,8 +190,14 @@ impl Connection {
     }
 
     /// Handles a message of the CM in a direction.
-    pub(super) fn cm(&mut self, side: Side, transaction: u64, message: Message, place: Place) {
-        self.seen = place.frame;
+    pub(super) fn cm(
+        &mut self,
+        side: Side,
+        transaction: u64,
+        message: Message,
+        position: Position,
+    ) {
+        self.seen = position.frame;
         let id = (
             message.attribute(),
             transaction,
@@ -217,7 +223,7 @@ impl Connection {
         }
         if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
             let kind = EventKind::Cm { message, again };
-            self.waiting.push((side, place, kind, Vec::new()));
+            self.waiting.push((side, position, kind, Vec::new()));
         }
     }
 
@@ -243,38 +249,50 @@ impl Connection {
     }
 
     /// Handles a packet that cannot be decoded.
-    pub(super) fn bad(&mut self, side: Side, bad: &Undecoded, place: Place, out: &mut Out<'_>) {
-        self.seen = place.frame;
+    pub(super) fn bad(
+        &mut self,
+        side: Side,
+        bad: &Undecoded,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
+        self.seen = position.frame;
         let broken = match bad.error {
             None => Some(broken("ROCE-A17.3.3-04", "a wrong ICRC")),
             Some(error) => rule(error).map(|rule| broken(rule, error.to_string())),
         };
         let opcode = bad.opcode;
         let broken = broken.into_iter().collect();
-        self.emit(side, place, EventKind::BadPacket { opcode }, broken, out);
+        self.emit(side, position, EventKind::BadPacket { opcode }, broken, out);
     }
 
     /// Handles a packet in a direction.
-    pub(super) fn packet(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
-        self.seen = place.frame;
+    pub(super) fn packet(
+        &mut self,
+        side: Side,
+        packet: Packet,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
+        self.seen = position.frame;
         if self.upper == Upper::Other {
             return;
         }
         if self.directions[side].recent.has(&packet) {
-            self.captured_again(side, &packet, place, out);
+            self.captured_again(side, &packet, position, out);
             return;
         }
         self.learn_mtu(&packet);
         if packet.is_request() {
-            self.take(side, packet, place, out);
+            self.take(side, packet, position, out);
         } else {
-            self.response(side, packet, place, out);
+            self.response(side, packet, position, out);
         }
         self.drain(out);
         for side in Side::BOTH {
             self.directions[side].requests.tick();
-            while let Some((read, missing, place)) = self.directions[side].reads.tick() {
-                self.end_read(!side, &read, missing, place, out);
+            while let Some((read, missing, position)) = self.directions[side].reads.tick() {
+                self.end_read(!side, &read, missing, position, out);
             }
         }
         while self
@@ -291,11 +309,11 @@ impl Connection {
         &mut self,
         side: Side,
         packet: &Packet,
-        place: Place,
+        position: Position,
         out: &mut Out<'_>,
     ) {
         let shown = packet.shown(Repeated::CapturedAgain);
-        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
     }
 
     /// Reports what waits for packets that will not come.
@@ -305,11 +323,11 @@ impl Connection {
             self.force(out);
         }
         for side in Side::BOTH {
-            while let Some((packet, place)) = self.directions[side].early.pop_front() {
-                self.read_response(side, &packet, place, out);
+            while let Some((packet, position)) = self.directions[side].early.pop_front() {
+                self.read_response(side, &packet, position, out);
             }
-            while let Some((read, missing, place)) = self.directions[!side].reads.last() {
-                self.end_read(side, &read, missing, place, out);
+            while let Some((read, missing, position)) = self.directions[!side].reads.last() {
+                self.end_read(side, &read, missing, position, out);
             }
             self.tell_again(side, out);
         }
@@ -337,27 +355,27 @@ impl Connection {
     }
 
     /// Takes a request.
-    fn take(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
+    fn take(&mut self, side: Side, packet: Packet, position: Position, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         let mut shown = packet.shown(Repeated::No);
         let after = self.directions[!side].requests.acknowledged();
-        let (at, is_new) = self.directions[side].requests.take(packet, place, after);
+        let (at, is_new) = self.directions[side].requests.take(packet, position, after);
         if !is_new {
             shown.repeated = Repeated::SentAgain;
             if shown.bth.opcode == Opcode::ReadRequest {
                 self.directions[side].reads.ask_again(at);
             }
         }
-        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
-        self.count_again(side, psn, !is_new, place, out);
+        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
+        self.count_again(side, psn, !is_new, position, out);
     }
 
     /// Handles an acknowledgement or a packet of a Read response.
-    fn response(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
+    fn response(&mut self, side: Side, packet: Packet, position: Position, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         self.directions[side].last_response = Some(psn);
         let requester = &mut self.directions[!side];
-        let at = requester.requests.place(psn);
+        let at = requester.requests.index(psn);
         let syndrome = packet.extended.aeth().map(|aeth| aeth.syndrome);
         let is_positive = !matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
         let is_of_read = packet.bth.opcode.is_response()
@@ -374,7 +392,7 @@ impl Connection {
         };
         let is_early = at.is_some_and(|at| at >= requester.requests.reach());
         let shown = packet.shown(repeated);
-        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
         match syndrome {
             Some(Syndrome::Nak(code)) => {
                 let broken = match code {
@@ -386,31 +404,37 @@ impl Connection {
                     }
                     _ => Vec::new(),
                 };
-                self.emit(side, place, EventKind::Nak { code, psn }, broken, out);
+                self.emit(side, position, EventKind::Nak { code, psn }, broken, out);
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.emit(
                     side,
-                    place,
+                    position,
                     EventKind::RnrNak { timer, psn },
                     Vec::new(),
                     out,
                 );
             }
             _ if is_of_read && is_early && self.directions[side].early.len() < MAX_EARLY => {
-                self.directions[side].early.push_back((packet, place));
+                self.directions[side].early.push_back((packet, position));
             }
-            _ if is_of_read => self.read_response(side, &packet, place, out),
+            _ if is_of_read => self.read_response(side, &packet, position, out),
             _ => {}
         }
     }
 
-    fn read_response(&mut self, side: Side, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn read_response(
+        &mut self,
+        side: Side,
+        packet: &Packet,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
         let (psn, opcode, length) = (packet.bth.psn, packet.bth.opcode, packet.length);
         let requester = &mut self.directions[!side];
-        let at = requester.requests.place(psn);
+        let at = requester.requests.index(psn);
         let response = match at {
-            Some(at) => match requester.reads.take(at, opcode, length, place) {
+            Some(at) => match requester.reads.take(at, opcode, length, position) {
                 // The response was complete before.
                 Response::Unknown if requester.requests.has(at) => Response::Again,
                 response => response,
@@ -418,10 +442,10 @@ impl Connection {
             None => Response::Unknown,
         };
         let is_again = matches!(response, Response::Again);
-        self.count_again(side, psn, is_again, place, out);
+        self.count_again(side, psn, is_again, position, out);
         match response {
             Response::Continues | Response::Again => {}
-            Response::Completes(read) => self.end_read(side, &read, 0, place, out),
+            Response::Completes(read) => self.end_read(side, &read, 0, position, out),
             Response::Unknown => {
                 let reading = self.directions[side].reading.get_or_insert_default();
                 reading.0 += u64::from(length);
@@ -434,18 +458,25 @@ impl Connection {
                         length,
                         packets,
                     });
-                    self.emit(side, place, kind, Vec::new(), out);
+                    self.emit(side, position, kind, Vec::new(), out);
                 }
             }
         }
     }
 
     /// Reports a response in a direction.
-    fn end_read(&mut self, side: Side, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
+    fn end_read(
+        &mut self,
+        side: Side,
+        read: &Read,
+        missing: u64,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
         if missing > 0 {
             self.emit(
                 side,
-                place,
+                position,
                 EventKind::MissingPackets { packets: missing },
                 Vec::new(),
                 out,
@@ -463,7 +494,7 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.emit(side, place, kind, faults, out);
+        self.emit(side, position, kind, faults, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
@@ -472,22 +503,24 @@ impl Connection {
         side: Side,
         psn: Psn,
         is_again: bool,
-        place: Place,
+        position: Position,
         out: &mut Out<'_>,
     ) {
         if !is_again {
             self.tell_again(side, out);
             return;
         }
-        let (_, packets, last) = self.directions[side].again.get_or_insert((psn, 0, place));
+        let (_, packets, last) = self.directions[side]
+            .again
+            .get_or_insert((psn, 0, position));
         *packets += 1;
-        *last = place;
+        *last = position;
     }
 
     fn tell_again(&mut self, side: Side, out: &mut Out<'_>) {
-        if let Some((psn, packets, place)) = self.directions[side].again.take() {
+        if let Some((psn, packets, position)) = self.directions[side].again.take() {
             let kind = EventKind::SentAgain { psn, packets };
-            self.emit(side, place, kind, Vec::new(), out);
+            self.emit(side, position, kind, Vec::new(), out);
         }
     }
 
@@ -506,11 +539,11 @@ impl Connection {
             for side in Side::BOTH {
                 let requests = &self.directions[!side].requests;
                 let early = self.directions[side].early.front();
-                let at = early.and_then(|(packet, _)| requests.place(packet.bth.psn));
+                let at = early.and_then(|(packet, _)| requests.index(packet.bth.psn));
                 if at.is_some_and(|at| at < requests.reach())
-                    && let Some((packet, place)) = self.directions[side].early.pop_front()
+                    && let Some((packet, position)) = self.directions[side].early.pop_front()
                 {
-                    self.read_response(side, &packet, place, out);
+                    self.read_response(side, &packet, position, out);
                     is_idle = false;
                 }
             }
@@ -523,13 +556,13 @@ impl Connection {
     /// Gives up the packets that the longest-waiting packet waits for.
     fn force(&mut self, out: &mut Out<'_>) {
         let first = |&side: &Side| {
-            let place = self.directions[side].requests.first_held();
-            place.map(|place| (place.frame, side))
+            let position = self.directions[side].requests.first_held();
+            position.map(|position| (position.frame, side))
         };
         let Some((_, side)) = Side::BOTH.into_iter().filter_map(|side| first(&side)).min() else {
             return;
         };
-        let place = self.directions[side]
+        let position = self.directions[side]
             .requests
             .first_held()
             .unwrap_or_default();
@@ -541,12 +574,12 @@ impl Connection {
         if missing > 0 {
             self.emit(
                 side,
-                place,
+                position,
                 EventKind::MissingPackets { packets: missing },
                 Vec::new(),
                 out,
             );
-            self.lost(side, place, out);
+            self.lost(side, position, out);
         }
         self.drain(out);
     }
@@ -554,7 +587,7 @@ impl Connection {
     fn emit(
         &mut self,
         side: Side,
-        place: Place,
+        position: Position,
         kind: EventKind,
         broken: Vec<Broken>,
         out: &mut Out<'_>,
@@ -565,14 +598,14 @@ impl Connection {
                     && self.number.is_none()
                     && self.waiting.len() < MAX_WAITING =>
             {
-                self.waiting.push((side, place, kind, broken));
+                self.waiting.push((side, position, kind, broken));
             }
             Upper::SmbDirect => {
                 self.tell_waiting(out);
-                self.tell(side, place, kind, broken, out);
+                self.tell(side, position, kind, broken, out);
             }
             Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
-                self.waiting.push((side, place, kind, broken));
+                self.waiting.push((side, position, kind, broken));
             }
             Upper::Undecided | Upper::Other => {}
         }
@@ -581,7 +614,7 @@ impl Connection {
     fn tell(
         &mut self,
         side: Side,
-        place: Place,
+        position: Position,
         kind: EventKind,
         broken: Vec<Broken>,
         out: &mut Out<'_>,
@@ -591,7 +624,7 @@ impl Connection {
         let mut event = |stream, kind, broken| {
             (out.sink)(Event {
                 stream,
-                place,
+                position,
                 from,
                 kind,
                 credits,

@@ -18,7 +18,7 @@ use super::{
         packet::Datagram,
         side::Side,
         streams::{Out, RoceCounts},
-        tcp::Place,
+        tcp::Position,
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
     connection::{Connection, QueuePair},
@@ -53,7 +53,7 @@ struct FlowKey {
 /// A direction whose connection is unknown.
 #[derive(Debug, Default)]
 struct Loose {
-    packets: Vec<(Packet, Place)>,
+    packets: Vec<(Packet, Position)>,
     /// The PSN of the first request, and the one after the last.
     requests: Option<(Psn, Psn)>,
     /// The PSN of the last response.
@@ -86,7 +86,7 @@ impl Roce {
     pub(crate) fn datagram(
         &mut self,
         datagram: &Datagram<'_>,
-        place: Place,
+        position: Position,
         ports: &[u16],
         counts: &mut RoceCounts,
         out: &mut Out<'_>,
@@ -116,7 +116,7 @@ impl Roce {
                     if let Some(&(id, side)) = self.directions.get(&key)
                         && let Some(connection) = self.connections.get_mut(&id)
                     {
-                        connection.bad(side, &bad, place, out);
+                        connection.bad(side, &bad, position, out);
                     }
                 }
                 Some(Ok(packet)) => {
@@ -125,7 +125,7 @@ impl Roce {
                         (Opcode::CongestionNotification, _) => counts.congestion += 1,
                         (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {
                             let ends = (from, to);
-                            let is_known = self.cm(ends, &packet, place, ports, counts, out);
+                            let is_known = self.cm(ends, &packet, position, ports, counts, out);
                             counts.datagrams += u64::from(!is_known);
                         }
                         (_, Extended::Deth(_) | Extended::DethImmediate(..)) => {
@@ -137,7 +137,7 @@ impl Roce {
                                 to,
                                 queue_pair,
                             };
-                            self.packet(key, packet, place, counts, out);
+                            self.packet(key, packet, position, counts, out);
                         }
                     }
                 }
@@ -164,7 +164,7 @@ impl Roce {
         &mut self,
         key: FlowKey,
         packet: Packet,
-        place: Place,
+        position: Position,
         counts: &mut RoceCounts,
         out: &mut Out<'_>,
     ) {
@@ -172,7 +172,14 @@ impl Roce {
             && let Some(connection) = self.connections.get_mut(&id)
         {
             if !connection.is_foreign(side, &packet) {
-                feed(connection, &mut self.held_bytes, side, packet, place, out);
+                feed(
+                    connection,
+                    &mut self.held_bytes,
+                    side,
+                    packet,
+                    position,
+                    out,
+                );
                 return;
             }
             // The numbers of the queue pairs were used before by another connection.
@@ -189,7 +196,7 @@ impl Roce {
             }
         }
         let loose = self.loose.entry(key).or_default();
-        loose.push(packet, place);
+        loose.push(packet, position);
         let is_full = loose.packets.len() >= MAX_LOOSE_PACKETS;
         self.make_room(counts, out);
         match self.fit(key) {
@@ -279,11 +286,11 @@ impl Roce {
     }
 
     /// Hands the packets that have waited to their connection.
-    fn replay(&mut self, id: u32, mut packets: Vec<(Side, (Packet, Place))>, out: &mut Out<'_>) {
+    fn replay(&mut self, id: u32, mut packets: Vec<(Side, (Packet, Position))>, out: &mut Out<'_>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        packets.sort_by_key(|(_, (_, place))| place.frame);
+        packets.sort_by_key(|(_, (_, position))| position.frame);
         let is_smb_direct = packets
             .iter()
             .any(|(_, (packet, _))| recognise_packet(packet).is_some());
@@ -293,8 +300,15 @@ impl Roce {
             });
             connection.expect(initiator, out);
         }
-        for (side, (packet, place)) in packets {
-            feed(connection, &mut self.held_bytes, side, packet, place, out);
+        for (side, (packet, position)) in packets {
+            feed(
+                connection,
+                &mut self.held_bytes,
+                side,
+                packet,
+                position,
+                out,
+            );
         }
     }
 
@@ -393,11 +407,11 @@ fn feed(
     held_bytes: &mut usize,
     side: Side,
     packet: Packet,
-    place: Place,
+    position: Position,
     out: &mut Out<'_>,
 ) {
     let before = connection.held_bytes();
-    connection.packet(side, packet, place, out);
+    connection.packet(side, packet, position, out);
     *held_bytes = *held_bytes + connection.held_bytes() - before;
 }
 
@@ -414,7 +428,7 @@ impl FlowKey {
 }
 
 impl Loose {
-    fn push(&mut self, packet: Packet, place: Place) {
+    fn push(&mut self, packet: Packet, position: Position) {
         let psn = packet.bth.psn;
         if packet.is_request() {
             // The response to a Read takes up to one number for 256 bytes.
@@ -435,7 +449,7 @@ impl Loose {
         } else {
             self.response = Some(psn);
         }
-        self.packets.push((packet, place));
+        self.packets.push((packet, position));
     }
 
     /// Returns whether one of two directions acknowledges the other.
@@ -464,11 +478,11 @@ impl Loose {
 
     fn first_frame(&self) -> u64 {
         let first = self.packets.first();
-        first.map_or(0, |(_, place)| place.frame)
+        first.map_or(0, |(_, position)| position.frame)
     }
 
     fn last_frame(&self) -> u64 {
         let last = self.packets.last();
-        last.map_or(0, |(_, place)| place.frame)
+        last.map_or(0, |(_, position)| position.frame)
     }
 }

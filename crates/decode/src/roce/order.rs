@@ -1,6 +1,6 @@
 //! The requests of one direction, in the order of their PSNs.
 //!
-//! A place counts the packets of a direction from its first one; unlike a PSN it does not wrap. A
+//! An index counts the packets of a direction from its first one; unlike a PSN it does not wrap. A
 //! packet that comes early waits for those before it, which its sender sends again if the receiver
 //! lacks them too. If the receiver has acknowledged them, the capture lacks them.
 //!
@@ -11,29 +11,29 @@ use std::collections::BTreeMap;
 
 use smbdirect::rdma::roce::Psn;
 
-use super::{super::tcp::Place, datagram::Packet};
+use super::{super::tcp::Position, datagram::Packet};
 
 /// A packet that waits.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) packet: Packet,
-    pub(super) place: Place,
-    /// The place in the other direction up to which its sender has acknowledged before it.
+    pub(super) position: Position,
+    /// The index in the other direction up to which its sender has acknowledged before it.
     pub(super) after: i64,
 }
 
 /// The state of a direction.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// The PSN at place 0.
+    /// The PSN at index 0.
     base: Option<Psn>,
-    /// The place of the next request.
+    /// The index of the next request.
     next: i64,
-    /// The number of places after `next` at which the next request may also be.
+    /// The number of indices after `next` at which the next request may also be.
     slack: i64,
-    /// The place after the last packet that the peer has acknowledged.
+    /// The index after the last packet that the peer has acknowledged.
     acknowledged: i64,
-    /// The first place and the one after the last of the packets that were given up last.
+    /// The first index and the one after the last of the packets that were given up last.
     given_up: (i64, i64),
     held: BTreeMap<i64, Held>,
     held_bytes: usize,
@@ -41,11 +41,11 @@ pub(super) struct Requests {
     waited: u32,
 }
 
-/// Number of packets of the connection by which acknowledged packets may be late, because two
-/// processors or network cards can put packets into the wrong order.
+/// Number of later packets of the connection for which an acknowledged packet may still follow. A capture
+/// can contain packets in the wrong order if several processors or network cards received them.
 const LATE_PACKETS: u32 = 64;
-/// Number of packets of the connection by which an unacknowledged packet may be late: its sender
-/// sends it again only after a timeout.
+/// Number of later packets of the connection for which an unacknowledged packet may still follow. It is
+/// larger, because the sender repeats the packet only after a timeout.
 const UNACKNOWLEDGED_PACKETS: u32 = 2048;
 /// Most bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
@@ -70,29 +70,29 @@ impl Requests {
         self.next == 0 && self.held.is_empty()
     }
 
-    /// Returns the place of a PSN, which is near the next request.
-    pub(super) fn place(&self, psn: Psn) -> Option<i64> {
+    /// Returns the index of a PSN, which is near the next request.
+    pub(super) fn index(&self, psn: Psn) -> Option<i64> {
         let next = self.base?.add(self.next as u32);
         Some(self.next + i64::from(psn.distance(next)))
     }
 
-    /// Returns the place up to which every request has been handed on.
+    /// Returns the index up to which every request has been handed on.
     pub(super) const fn next(&self) -> i64 {
         self.next
     }
 
-    /// Returns the place before which all requests may have been handed on.
+    /// Returns the index before which all requests may have been handed on.
     pub(super) const fn reach(&self) -> i64 {
         self.next + self.slack
     }
 
-    /// Returns whether the request at this place has been handed on.
+    /// Returns whether the request at this index has been handed on.
     pub(super) const fn has(&self, at: i64) -> bool {
         let (start, end) = self.given_up;
         0 <= at && at < self.next && !(start <= at && at < end)
     }
 
-    /// Returns the place after the last packet that the peer has acknowledged.
+    /// Returns the index after the last packet that the peer has acknowledged.
     pub(super) const fn acknowledged(&self) -> i64 {
         self.acknowledged
     }
@@ -102,22 +102,22 @@ impl Requests {
         self.held_bytes
     }
 
-    /// Handles an acknowledgement of everything before a place.
+    /// Handles an acknowledgement of everything before an index.
     pub(super) fn acknowledge(&mut self, before: i64) {
         self.acknowledged = self.acknowledged.max(before);
     }
 
     /// Returns whether a packet cannot be of this connection, because its PSN is far behind.
     pub(super) fn is_foreign(&self, psn: Psn) -> bool {
-        let at = self.place(psn);
+        let at = self.index(psn);
         at.is_some_and(|at| at < self.next - MAX_STEP_BACK)
     }
 
-    /// Takes a packet. Returns its place, and whether it is new.
-    pub(super) fn take(&mut self, packet: Packet, place: Place, after: i64) -> (i64, bool) {
+    /// Takes a packet. Returns its index, and whether it is new.
+    pub(super) fn take(&mut self, packet: Packet, position: Position, after: i64) -> (i64, bool) {
         let psn = packet.bth.psn;
         self.base.get_or_insert(psn);
-        let at = self.place(psn).unwrap_or_default();
+        let at = self.index(psn).unwrap_or_default();
         if at < self.next || self.held.contains_key(&at) {
             return (at, false);
         }
@@ -127,14 +127,14 @@ impl Requests {
         self.held_bytes += size(&packet);
         let held = Held {
             packet,
-            place,
+            position,
             after,
         };
         self.held.insert(at, held);
         (at, true)
     }
 
-    /// Returns the next packet, with its place, if it is in order. `peer_reach` is the place up to which
+    /// Returns the next packet, with its index, if it is in order. `peer_reach` is the index up to which
     /// the requests of the other direction have been handed on.
     pub(super) fn pop(&mut self, peer_reach: Option<i64>) -> Option<(i64, Held)> {
         let (&at, held) = self.held.first_key_value()?;
@@ -155,7 +155,7 @@ impl Requests {
         self.slack = more;
     }
 
-    /// Learns the place after the last Read, if any of several could be it.
+    /// Learns the index after the last Read, if any of several could be it.
     pub(super) fn resolve(&mut self, end: i64) {
         if self.slack > 0 && end >= self.next {
             self.next = end;
@@ -187,12 +187,12 @@ impl Requests {
     }
 
     /// Returns the frame of the packet that waits first.
-    pub(super) fn first_held(&self) -> Option<Place> {
+    pub(super) fn first_held(&self) -> Option<Position> {
         let (_, held) = self.held.first_key_value()?;
-        Some(held.place)
+        Some(held.position)
     }
 
-    /// Returns the place in the other direction that the first packet waits for, if its own place
+    /// Returns the index in the other direction that the first packet waits for, if its own index
     /// is next. The packet then no longer waits for it.
     pub(super) fn wanted(&mut self) -> Option<i64> {
         let reach = self.reach();

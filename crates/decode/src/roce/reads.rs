@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use smbdirect::rdma::roce::packet::{Opcode, Reth};
 
-use super::super::tcp::Place;
+use super::super::tcp::Position;
 
 /// The response to a Read, as far as it is in the capture.
 #[derive(Debug)]
@@ -16,13 +16,13 @@ pub(super) struct Read {
     /// Bytes and packets of the response so far.
     pub(super) length: u64,
     pub(super) packets: u64,
-    /// The place of the request, which its first packet shares.
+    /// The index of the request, which its first packet shares.
     at: i64,
-    /// The place after the last packet that it can have.
+    /// The index after the last packet that it can have.
     limit: i64,
-    received: Places,
-    /// The place after its last packet, once that was seen, and where it was.
-    end: Option<(i64, Place)>,
+    received: Indices,
+    /// The index after its last packet, once that was seen, and where it was.
+    end: Option<(i64, Position)>,
     /// Packets of the connection since then.
     waited: u32,
     /// Packets of the connection for which missing packets may be late.
@@ -64,7 +64,7 @@ impl Reads {
             packets: 0,
             at,
             limit,
-            received: Places::default(),
+            received: Indices::default(),
             end: None,
             waited: 0,
             patience: LATE_PACKETS,
@@ -74,7 +74,7 @@ impl Reads {
         }
     }
 
-    /// Learns the number of packets of each response, and returns the place after the last one.
+    /// Learns the number of packets of each response, and returns the index after the last one.
     pub(super) fn limit(&mut self, packets: impl Fn(&Reth) -> i64) -> Option<i64> {
         for read in &mut self.list {
             read.limit = read.at + packets(&read.reth);
@@ -89,7 +89,13 @@ impl Reads {
     }
 
     /// Takes a packet of a response.
-    pub(super) fn take(&mut self, at: i64, opcode: Opcode, length: u32, place: Place) -> Response {
+    pub(super) fn take(
+        &mut self,
+        at: i64,
+        opcode: Opcode,
+        length: u32,
+        position: Position,
+    ) -> Response {
         // The limit of an earlier Read may be too high.
         let Some(index) = self.list.iter().rposition(|read| read.covers(at)) else {
             return Response::Unknown;
@@ -102,7 +108,7 @@ impl Reads {
         read.length += u64::from(length);
         read.packets += 1;
         if matches!(opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly) {
-            read.end = Some((at + 1, place));
+            read.end = Some((at + 1, position));
         }
         match read.missing() {
             Some(0) => self
@@ -113,7 +119,7 @@ impl Reads {
         }
     }
 
-    /// Handles a repeated request for a response from this place on.
+    /// Handles a repeated request for a response from this index on.
     pub(super) fn ask_again(&mut self, at: i64) {
         if let Some(read) = self.list.iter_mut().rfind(|read| read.covers(at)) {
             read.patience = ASKED_AGAIN_PACKETS;
@@ -122,7 +128,7 @@ impl Reads {
 
     /// Counts a packet of the connection, and returns a response whose end was seen and whose
     /// missing packets have not come, with their number.
-    pub(super) fn tick(&mut self) -> Option<(Read, u64, Place)> {
+    pub(super) fn tick(&mut self) -> Option<(Read, u64, Position)> {
         let ended = self.list.iter_mut().filter(|read| read.end.is_some());
         let mut is_late = false;
         for read in ended {
@@ -137,18 +143,18 @@ impl Reads {
     }
 
     /// Returns the first response whose end was seen, at the end of the capture.
-    pub(super) fn last(&mut self) -> Option<(Read, u64, Place)> {
+    pub(super) fn last(&mut self) -> Option<(Read, u64, Position)> {
         self.incomplete(|_| true)
     }
 
-    fn incomplete(&mut self, is_late: impl Fn(&Read) -> bool) -> Option<(Read, u64, Place)> {
+    fn incomplete(&mut self, is_late: impl Fn(&Read) -> bool) -> Option<(Read, u64, Position)> {
         let index = self
             .list
             .iter()
             .position(|read| read.end.is_some() && is_late(read))?;
         let read = self.list.remove(index)?;
-        let (missing, (_, place)) = (read.missing()?, read.end?);
-        Some((read, missing, place))
+        let (missing, (_, position)) = (read.missing()?, read.end?);
+        Some((read, missing, position))
     }
 }
 
@@ -165,9 +171,9 @@ impl Read {
     }
 }
 
-/// A set of places.
+/// A set of indices.
 #[derive(Debug, Default)]
-struct Places {
+struct Indices {
     /// Ranges in ascending order, none of which touches the next.
     ranges: Vec<(i64, i64)>,
 }
@@ -175,13 +181,13 @@ struct Places {
 /// Most ranges of a set. Real responses arrive nearly in order.
 const MAX_RANGES: usize = 64;
 
-impl Places {
+impl Indices {
     fn contains(&self, at: i64) -> bool {
         let mut ranges = self.ranges.iter();
         ranges.any(|&(start, end)| (start..end).contains(&at))
     }
 
-    /// Adds a place. Returns false if it was there, or if there are too many ranges.
+    /// Adds an index. Returns false if it was there, or if there are too many ranges.
     fn insert(&mut self, at: i64) -> bool {
         // Most packets follow the last one.
         if let Some((_, end)) = self.ranges.last_mut()
@@ -221,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_a_set_in_any_order() {
+    fn indices_are_a_set_in_any_order() {
         let orders = [
             [0, 1, 2, 3, 4, 5],
             [5, 4, 3, 2, 1, 0],
@@ -229,21 +235,21 @@ mod tests {
             [3, 0, 5, 1, 4, 2],
         ];
         for order in orders {
-            let mut places = Places::default();
+            let mut indices = Indices::default();
             for at in order {
-                assert!(!places.contains(at));
-                assert!(places.insert(at));
-                assert!(!places.insert(at), "{order:?}");
-                assert!(places.contains(at));
+                assert!(!indices.contains(at));
+                assert!(indices.insert(at));
+                assert!(!indices.insert(at), "{order:?}");
+                assert!(indices.contains(at));
             }
-            assert_eq!(places.ranges, [(0, 6)], "{order:?}");
+            assert_eq!(indices.ranges, [(0, 6)], "{order:?}");
         }
     }
 
     #[test]
     fn a_set_is_bounded() {
-        let mut places = Places::default();
-        let added = (0..1000).filter(|at| places.insert(at * 2)).count();
-        assert_eq!((added, places.ranges.len()), (MAX_RANGES, MAX_RANGES));
+        let mut indices = Indices::default();
+        let added = (0..1000).filter(|at| indices.insert(at * 2)).count();
+        assert_eq!((added, indices.ranges.len()), (MAX_RANGES, MAX_RANGES));
     }
 }

@@ -44,14 +44,14 @@ pub(super) fn recognise(send: &Send) -> Option<Recognised> {
     }
     let (requested, flags, reserved) = (short(0)?, short(4)?, short(6)?);
     let (offset, length) = (long(12)?, long(16)?);
-    let has_place = match length {
+    let is_payload_at_end = match length {
         0 => offset == 0 && send.length == u64::from(HEADER_LENGTH),
         _ => {
             let end = u64::from(offset) + u64::from(length);
             offset > HEADER_LENGTH && offset.is_multiple_of(8) && end == send.length
         }
     };
-    if requested == 0 || flags > 1 || reserved != 0 || !has_place {
+    if requested == 0 || flags > 1 || reserved != 0 || !is_payload_at_end {
         return None;
     }
     let payload = head.get(offset as usize..).unwrap_or_default();

@@ -3,16 +3,21 @@
 use super::{
     super::{packet::Segment, side::Side},
     Another, Candidate, Connection,
-    reassembly::{MAX_WINDOW, Place},
+    reassembly::{MAX_WINDOW, Position},
 };
 
 impl Connection {
     /// Decides whether a packet is of another connection between the same ends.
-    pub(crate) fn another(&mut self, side: Side, segment: &Segment<'_>, place: Place) -> Another {
+    pub(crate) fn another(
+        &mut self,
+        side: Side,
+        segment: &Segment<'_>,
+        position: Position,
+    ) -> Another {
         let candidate = self.candidate.take_if(|candidate| {
             let first = candidate.head.sequence.wrapping_add(1);
             let is_outside = self.streams[candidate.side].base.is_some_and(|_| {
-                let at = self.streams[candidate.side].place(first);
+                let at = self.streams[candidate.side].offset(first);
                 !(-MAX_WINDOW..=self.streams[candidate.side].edge()).contains(&at)
             });
             let answered = segment.head.acknowledged == Some(first) && side != candidate.side;
@@ -28,13 +33,13 @@ impl Connection {
             }
         });
         if let Some(candidate) = candidate {
-            return Another::Yes(Some((candidate.head, candidate.place)));
+            return Another::Yes(Some((candidate.head, candidate.position)));
         }
         if !segment.head.syn || segment.head.rst {
             return Another::No;
         }
         let this = &self.streams[side];
-        let at = this.place(segment.head.sequence.wrapping_add(1));
+        let at = this.offset(segment.head.sequence.wrapping_add(1));
         if self.ended || self.reset.is_some() {
             // Without data, the same number may be that of another try.
             return if this.first == Some(at) && self.has_data {
@@ -50,7 +55,7 @@ impl Connection {
         self.candidate = Some(Candidate {
             side,
             head: segment.head,
-            place,
+            position,
         });
         Another::Stray
     }
@@ -63,13 +68,13 @@ impl Connection {
         }
         let first = segment.head.sequence.wrapping_add(1);
         let this = &mut self.streams[side];
-        this.first = Some(this.place(first));
+        this.first = Some(this.offset(first));
         self.initiator = Some(side);
         if let Some(number) = segment.head.acknowledged {
             self.initiator = Some(!side);
             let other = &mut self.streams[!side];
             other.begin(number);
-            let at = other.place(number);
+            let at = other.offset(number);
             if other.may_begin(at) {
                 other.first = Some(at);
             }

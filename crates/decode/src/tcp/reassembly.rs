@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-/// A place in the capture file.
+/// The position of a packet in the capture.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Place {
+pub struct Position {
     /// The number of the packet.
     pub frame: u64,
     /// The time of the packet since 1970.
@@ -19,34 +19,34 @@ pub struct Place {
 /// The state of a direction.
 #[derive(Debug, Default)]
 pub(super) struct Reassembly {
-    /// The sequence number of the byte at place 0.
+    /// The sequence number of the byte at offset 0.
     pub(super) base: Option<u32>,
-    /// The place of the first byte of the connection, if the handshake is in the capture.
+    /// The offset of the first byte of the connection, if the handshake is in the capture.
     pub(super) first: Option<i64>,
     /// Whether bytes are reported.
     is_started: bool,
-    /// The place of the next byte to report.
+    /// The offset of the next byte to report.
     pub(super) next: i64,
-    /// The place after the last byte that the peer has acknowledged.
+    /// The offset after the last byte that the peer has acknowledged.
     pub(super) acknowledged: i64,
-    /// The place after the last byte for which the peer has offered room.
+    /// The offset after the last byte for which the peer has offered room.
     offered: Option<i64>,
     /// The bits by which the windows that its sender offers are shifted.
     pub(super) scale: Option<u8>,
     /// Number of packets so far, without RSTs.
     pub(super) seen: u64,
-    /// Bytes that wait, by their place.
+    /// Bytes that wait, by their offset.
     pub(super) held: BTreeMap<i64, Held>,
     pub(super) held_bytes: usize,
     /// Packets of the connection since the first byte began to wait.
     pub(super) waited: u64,
-    /// The places where the direction may end, by the FINs so far.
+    /// The offsets where the direction may end, by the FINs so far.
     ends: BTreeMap<i64, Fin>,
     pub(super) ended: bool,
 }
 
-/// The place of a packet with FIN, and what it acknowledges.
-type Fin = (Place, Option<u32>);
+/// The position of a packet with FIN, and what it acknowledges.
+type Fin = (Position, Option<u32>);
 
 /// Bytes that wait, or the missing part of a packet that was cut, or none.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(super) struct Held {
     pub(super) bytes: Vec<u8>,
     pub(super) missing: u32,
     pub(super) acknowledged: Option<u32>,
-    pub(super) place: Place,
+    pub(super) position: Position,
     /// The number of the packet in the connection; `None` if another copy need not be waited for.
     pub(super) number: Option<u64>,
     /// Number of packets of the peer before it.
@@ -71,25 +71,25 @@ pub(super) const MAX_WINDOW: i64 = 64 << 20;
 const MAX_HELD_BYTES: usize = 4 << 20;
 /// Most packets that wait after a gap in one direction.
 const MAX_HELD_PACKETS: usize = 4096;
-/// Most places where a direction may end. All but one are those of stray packets.
+/// Most offsets where a direction may end. All but one are those of stray packets.
 const MAX_ENDS: usize = 4;
 /// Packets of the peer after which bytes without room for them are those of a stray packet. At the
 /// end of a capture, more packets of such bytes than this are believed.
 const STRAY_PACKETS: u64 = 16;
 
 impl Reassembly {
-    /// Sets place 0 to the first sequence number.
+    /// Sets offset 0 to the first sequence number.
     pub(super) fn begin(&mut self, sequence: u32) {
         self.base.get_or_insert(sequence);
     }
 
-    /// Sets the first place to report.
+    /// Sets the first offset to report.
     pub(super) fn start(&mut self) {
         self.is_started = true;
         self.next = self.first.unwrap_or_else(|| self.first_held());
     }
 
-    /// Returns the first place from which on bytes without a gap reach place 0.
+    /// Returns the first offset from which on bytes without a gap reach offset 0.
     fn first_held(&self) -> i64 {
         let mut first = 0;
         while let Some((&at, held)) = self.held.range(..first).next_back()
@@ -105,7 +105,7 @@ impl Reassembly {
         self.first.is_some() && self.seen > 0
     }
 
-    /// Returns whether the connection may begin at this place.
+    /// Returns whether the connection may begin at this offset.
     pub(super) fn may_begin(&self, at: i64) -> bool {
         match self.first {
             Some(first) => at == first,
@@ -113,8 +113,8 @@ impl Reassembly {
         }
     }
 
-    /// Returns the place of a sequence number, which is near the next byte.
-    pub(super) fn place(&self, sequence: u32) -> i64 {
+    /// Returns the offset of a sequence number, which is near the next byte.
+    pub(super) fn offset(&self, sequence: u32) -> i64 {
         let Some(base) = self.base else {
             return 0;
         };
@@ -122,7 +122,7 @@ impl Reassembly {
         self.next + i64::from(sequence.wrapping_sub(next) as i32)
     }
 
-    /// Returns the place after the last byte for which there is room.
+    /// Returns the offset after the last byte for which there is room.
     pub(super) fn edge(&self) -> i64 {
         self.offered.unwrap_or(self.next + MAX_WINDOW)
     }
@@ -130,7 +130,7 @@ impl Reassembly {
     /// Returns whether the direction may have come so far that the peer acknowledges this number:
     /// there was room for it, or its bytes are in the capture.
     pub(super) fn may_have(&self, acknowledged: u32) -> bool {
-        let at = self.place(acknowledged);
+        let at = self.offset(acknowledged);
         let before = self.held.range(..=at).next_back();
         // A FIN counts as one byte.
         self.base.is_none()
@@ -145,7 +145,7 @@ impl Reassembly {
             return None;
         }
         if self.base.is_some() {
-            let at = self.place(number);
+            let at = self.offset(number);
             self.acknowledged = self.acknowledged.max(at);
             self.offered = self.offered.max(Some(at + window));
         }
@@ -158,13 +158,13 @@ impl Reassembly {
         match (self.base, acknowledged) {
             (Some(_), Some(acknowledged)) if self.seen > 0 => {
                 // A FIN counts as one byte.
-                self.place(acknowledged) <= self.next + 1
+                self.offset(acknowledged) <= self.next + 1
             }
             _ => true,
         }
     }
 
-    /// Notes a place where the direction may end.
+    /// Notes an offset where the direction may end.
     pub(super) fn take_end(&mut self, at: i64, fin: Fin) {
         if at >= self.next {
             self.ends.entry(at).or_insert(fin);
@@ -230,13 +230,13 @@ impl Reassembly {
         held
     }
 
-    /// Returns whether the byte at this place waits.
-    pub(super) fn covers(&self, place: i64) -> bool {
-        let before = self.held.range(..=place).next_back();
-        before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > place)
+    /// Returns whether the byte at this offset waits.
+    pub(super) fn covers(&self, offset: i64) -> bool {
+        let before = self.held.range(..=offset).next_back();
+        before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > offset)
     }
 
-    /// Discards what waits from this place on.
+    /// Discards what waits from this offset on.
     pub(super) fn forget_from(&mut self, at: i64) {
         let forgotten = self.held.split_off(&at);
         let bytes = forgotten.values().map(|held| held.bytes.len());

@@ -225,7 +225,7 @@ impl Connection {
         self.statistics
     }
 
-    /// Returns since when a message has waited for a send credit, if one waits now.
+    /// Returns the time at which the current wait of a message for a send credit began, if a message waits.
     pub const fn credit_stall(&self) -> Option<Instant> {
         self.stalls.credit()
     }

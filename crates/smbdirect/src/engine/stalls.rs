@@ -19,7 +19,7 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// Returns since when a message has waited for a send credit.
+    /// Returns the time at which the current wait of a message for a send credit began.
     pub(super) const fn credit(&self) -> Option<Instant> {
         self.credit
     }

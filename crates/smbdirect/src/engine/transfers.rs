@@ -321,7 +321,10 @@ impl Transfers {
             .find(|write| write.in_flight > 0)
             .expect("a Write completed that was posted");
         write.in_flight -= 1;
-        let length = self.write_lengths.pop_front().expect("it was posted");
+        let length = self
+            .write_lengths
+            .pop_front()
+            .expect("each posted Write has a length");
         self.write_bytes_in_flight -= u64::from(length);
     }
 

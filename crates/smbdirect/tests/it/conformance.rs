@@ -15,16 +15,16 @@ use smbdirect::rdma::{
 };
 use smbdirect_test::{
     conformance,
-    provider::fabric::{Fabric, Manners},
+    provider::fabric::{Capabilities, Fabric},
 };
 
-conformance!(loopback, fabric(Loopback::new(), Manners::default()));
+conformance!(loopback, fabric(Loopback::new(), Capabilities::default()));
 conformance!(iwarp, {
-    let manners = Manners {
+    let capabilities = Capabilities {
         over_tcp: true,
-        ..Manners::default()
+        ..Capabilities::default()
     };
-    fabric(Iwarp::new(IwarpConfig::default()), manners)
+    fabric(Iwarp::new(IwarpConfig::default()), capabilities)
 });
 // Two providers: the one that connects finds its UDP port taken, and uses a free one.
 conformance!(
@@ -34,14 +34,14 @@ conformance!(
             active: Arc::new(Roce::new(config.clone())),
             passive: Arc::new(Roce::new(config)),
             listen,
-            manners: roce_manners(),
+            capabilities: roce_capabilities(),
         })
         .expect("IPv4 is there")
 );
 // One provider over IPv6, whose two ends share a socket.
 conformance!(roce_ipv6, optional roce("[::1]:0").map(|(config, listen)| Fabric {
     listen,
-    ..fabric(Roce::new(config), roce_manners())
+    ..fabric(Roce::new(config), roce_capabilities())
 }));
 
 /// Returns settings with a UDP port of their own, so that tests can run concurrently, and the
@@ -57,21 +57,21 @@ fn roce(listen: &str) -> Option<(RoceConfig, SocketAddr)> {
     Some((config, listen))
 }
 
-fn roce_manners() -> Manners {
-    Manners {
+fn roce_capabilities() -> Capabilities {
+    Capabilities {
         private_data: 48,
         writes_are_whole: false,
-        ..Manners::default()
+        ..Capabilities::default()
     }
 }
 
 /// The same provider at both ends.
-fn fabric(provider: impl Provider + 'static, manners: Manners) -> Fabric {
+fn fabric(provider: impl Provider + 'static, capabilities: Capabilities) -> Fabric {
     let provider = Arc::new(provider);
     Fabric {
         active: provider.clone(),
         passive: provider,
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        manners,
+        capabilities,
     }
 }

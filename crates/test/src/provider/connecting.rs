@@ -16,9 +16,9 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let address = listener.local_address();
     assert_ne!(address.port(), 0);
-    let question = Bytes::from(vec![0x51; fabric.manners.private_data]);
+    let question = Bytes::from(vec![0x51; fabric.capabilities.private_data]);
     let whole = |arrived: &Bytes, sent: &Bytes| {
-        if fabric.manners.exact_private_data {
+        if fabric.capabilities.exact_private_data {
             arrived == sent
         } else {
             arrived.starts_with(sent) && arrived[sent.len()..].iter().all(|&b| b == 0)
@@ -117,7 +117,7 @@ pub async fn given_up_connect(fabric: &Fabric) {
     let mut pair = Pair {
         active: End::new(active.unwrap()),
         passive: End::new(accepted.expect("the connecting peer was accepted")),
-        manners: fabric.manners,
+        capabilities: fabric.capabilities,
     };
     greet(&mut pair).await;
 }
@@ -159,7 +159,7 @@ pub async fn connections_outlive_the_listener(fabric: &Fabric) {
 
 //= MPA-31 test
 pub async fn silent_peer_blocks_no_other(fabric: &Fabric) {
-    if !fabric.manners.over_tcp {
+    if !fabric.capabilities.over_tcp {
         println!(
             "skipped: no half-open connections with {}",
             fabric.passive.name()

@@ -38,12 +38,12 @@ pub struct Fabric {
     pub active: Arc<dyn Provider>,
     pub passive: Arc<dyn Provider>,
     pub listen: SocketAddr,
-    pub manners: Manners,
+    pub capabilities: Capabilities,
 }
 
-/// The permitted differences between kinds of RDMA.
+/// What a kind of RDMA can do. Kinds may differ in it.
 #[derive(Clone, Copy, Debug)]
-pub struct Manners {
+pub struct Capabilities {
     /// Whether a plain TCP connection reaches the listeners.
     pub over_tcp: bool,
     /// The most bytes of private data in a request.
@@ -66,7 +66,7 @@ pub struct Manners {
     pub writes_are_whole: bool,
 }
 
-impl Default for Manners {
+impl Default for Capabilities {
     fn default() -> Self {
         Self {
             over_tcp: false,
@@ -96,7 +96,7 @@ impl Fabric {
     /// Checks that the other end has vanished.
     pub fn expect_vanished(&self, how: &Disconnect) {
         let kinds = [ProviderErrorKind::Reset, ProviderErrorKind::Terminated];
-        self.manners.expect_broken(how, &kinds);
+        self.capabilities.expect_broken(how, &kinds);
     }
 
     /// Returns the active and the passive end of a new connection.
@@ -112,9 +112,9 @@ impl Fabric {
         let mut pair = Pair {
             active: End::new(active.unwrap()),
             passive: End::new(passive.unwrap()),
-            manners: self.manners,
+            capabilities: self.capabilities,
         };
-        if !self.manners.passive_may_begin {
+        if !self.capabilities.passive_may_begin {
             pair.active.send("you may");
             pair.until("a beginning", |_, p| p.messages.pop_front())
                 .await;
@@ -163,7 +163,7 @@ pub async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
 pub struct Pair {
     pub active: End,
     pub passive: End,
-    pub manners: Manners,
+    pub capabilities: Capabilities,
 }
 
 impl Pair {
@@ -221,10 +221,10 @@ impl Pair {
     pub async fn ended_by_fault_of_active(&mut self) {
         let (offender, offended) = self.ended().await;
         let rule = [ProviderErrorKind::Protocol];
-        self.manners.expect_broken(&offended, &rule);
+        self.capabilities.expect_broken(&offended, &rule);
         // The last bytes of the peer may be lost when a connection breaks.
         let kinds = [ProviderErrorKind::Terminated, ProviderErrorKind::Reset];
-        self.manners.expect_broken(&offender, &kinds);
+        self.capabilities.expect_broken(&offender, &kinds);
     }
 
     /// Sends a message from the passive to the active end, after which an adapter has applied the
@@ -237,7 +237,7 @@ impl Pair {
     }
 }
 
-impl Manners {
+impl Capabilities {
     fn expect_broken(self, disconnect: &Disconnect, kinds: &[ProviderErrorKind]) {
         match disconnect {
             Disconnect::Broken(error) if self.ends_are_told => {

@@ -7,7 +7,7 @@ use smbdirect::rdma::{
     work::{Access, Disconnect, Teardown},
 };
 
-use super::fabric::{End, Fabric, Manners, Pair, past, pattern};
+use super::fabric::{Capabilities, End, Fabric, Pair, past, pattern};
 
 /// The size of each region, in bytes. Each end has one to read from and one to write to.
 const REGION: usize = 1 << 20;
@@ -45,7 +45,12 @@ async fn run(fabric: &Fabric, seed: u64) {
         } else {
             (other, one)
         };
-        step(&mut random, fabric.manners, (here, ours), (there, theirs));
+        step(
+            &mut random,
+            fabric.capabilities,
+            (here, ours),
+            (there, theirs),
+        );
         if random.usize(..4) == 0 {
             pair.turn().await;
         }
@@ -88,7 +93,7 @@ impl Model {
 
 fn step(
     random: &mut Rng,
-    manners: Manners,
+    capabilities: Capabilities,
     here: (&mut End, &mut Model),
     there: (&mut End, &mut Model),
 ) {
@@ -126,7 +131,7 @@ fn step(
             end.write(data, past(theirs.sink, start as u64));
         }
         3 => {
-            let length = length.max(manners.least_read);
+            let length = length.max(capabilities.least_read);
             let start = random.usize(..REGION - length);
             end.read(past(theirs.source, start as u64), length);
             let expected = &theirs.source_bytes[start..start + length];

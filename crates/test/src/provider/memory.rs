@@ -62,7 +62,7 @@ pub async fn bounds(fabric: &Fabric) {
             let region = pair.passive.register(inside, READ | WRITE);
             attempt_fails(&mut pair, attempt, past(region, start), length).await;
             let mut inside = pair.passive.deregister(region.address.token).unwrap();
-            if !fabric.manners.writes_are_whole {
+            if !fabric.capabilities.writes_are_whole {
                 inside.copy_from_slice(&pattern(3 * SIZE, 5)[SIZE..2 * SIZE]);
             }
             let whole = [&below[..], &inside, &above].concat();
@@ -92,7 +92,7 @@ pub async fn rights(fabric: &Fabric) {
         (Attempt::Read, WRITE | INVALIDATE),
         (Attempt::Read, Access::empty()),
     ] {
-        if matches!(attempt, Attempt::Read) && !fabric.manners.rights_are_checked {
+        if matches!(attempt, Attempt::Read) && !fabric.capabilities.rights_are_checked {
             println!("skipped: {access:?} does not keep a peer from reading");
             continue;
         }
@@ -227,7 +227,7 @@ pub async fn send_with_invalidate(fabric: &Fabric) {
             .send_parts(b"done ", Bytes::from("with it"), Some(token));
         let message = pair.until("a message", |_, p| p.messages.pop_front()).await;
         assert_eq!(message.bytes, "done with it");
-        if pair.manners.invalidation_is_told {
+        if pair.capabilities.invalidation_is_told {
             assert_eq!(message.invalidated, Some(token));
         }
         attempt_fails(&mut pair, Attempt::Write, region.address, 16).await;
@@ -256,7 +256,7 @@ pub async fn invalidation_of_an_unknown_token(fabric: &Fabric) {
 }
 
 async fn invalidation_fails(pair: &mut Pair, token: Token) {
-    if !pair.active.limits().send_with_invalidate || !pair.manners.rights_are_checked {
+    if !pair.active.limits().send_with_invalidate || !pair.capabilities.rights_are_checked {
         println!("skipped: invalidation is not supported, or is not restricted");
         return;
     }

@@ -360,11 +360,17 @@ impl QueuePair for VerbsQueuePair {
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
         let region = self.regions.get(&token).ok_or(DeregisterError::Unknown)?;
         if region.is_binding && !self.cancel_queued_binding(token) {
-            let region = self.regions.get_mut(&token).expect("it was just found");
+            let region = self
+                .regions
+                .get_mut(&token)
+                .expect("the region is registered, as checked above");
             region.is_deregistered = true;
             return Err(DeregisterError::InUse);
         }
-        let mut region = self.regions.remove(&token).expect("it was just found");
+        let mut region = self
+            .regions
+            .remove(&token)
+            .expect("the region is registered, as checked above");
         region.window = None;
         region.buffer.into_memory().ok_or_else(|| {
             // The buffer is neither freed nor returned while the peer may write to it.

@@ -9,7 +9,7 @@ use super::{
             side::{PerSide, Side},
             smb::{Context, SmbDirect},
             streams::Out,
-            tcp::Place,
+            tcp::Position,
         },
         datagram::Packet,
         order::Held,
@@ -27,7 +27,9 @@ const MAX_UNKNOWN_SENDS: u64 = 256;
 impl Connection {
     /// Handles the next request of a direction.
     pub(super) fn request(&mut self, side: Side, at: i64, held: Held, out: &mut Out<'_>) {
-        let Held { packet, place, .. } = held;
+        let Held {
+            packet, position, ..
+        } = held;
         let is_initiator = is_initiator(&packet);
         let initiator = is_initiator.map(|is_initiator| if is_initiator { side } else { !side });
         if self.is_smb_direct() {
@@ -42,8 +44,8 @@ impl Connection {
             | Opcode::SendOnly
             | Opcode::SendOnlyImmediate
             | Opcode::SendOnlyInvalidate => {
-                self.finish_writing(side, place, out);
-                self.send(side, at, &packet, place, out);
+                self.finish_writing(side, position, out);
+                self.send(side, at, &packet, position, out);
             }
             Opcode::WriteFirst
             | Opcode::WriteMiddle
@@ -51,30 +53,37 @@ impl Connection {
             | Opcode::WriteLastImmediate
             | Opcode::WriteOnly
             | Opcode::WriteOnlyImmediate => {
-                self.finish_sending(side, place, out);
-                self.write(side, &packet, place, out);
+                self.finish_sending(side, position, out);
+                self.write(side, &packet, position, out);
             }
             Opcode::ReadRequest => {
-                self.finish_writing(side, place, out);
-                self.finish_sending(side, place, out);
-                self.read(side, at, &packet, place, out);
+                self.finish_writing(side, position, out);
+                self.finish_sending(side, position, out);
+                self.read(side, at, &packet, position, out);
             }
             _ => {
                 let note = "an atomic operation, which SMB Direct does not use";
-                self.emit(side, place, EventKind::Note { note }, Vec::new(), out);
+                self.emit(side, position, EventKind::Note { note }, Vec::new(), out);
             }
         }
     }
 
     /// Handles a loss in a direction.
-    pub(super) fn lost(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+    pub(super) fn lost(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
         self.directions[side].sending = None;
         self.directions[side].whole = false;
-        self.finish_writing(side, place, out);
+        self.finish_writing(side, position, out);
         self.smb.lost(side);
     }
 
-    fn send(&mut self, side: Side, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn send(
+        &mut self,
+        side: Side,
+        at: i64,
+        packet: &Packet,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
         let opcode = packet.bth.opcode;
         let is_first = matches!(
             opcode,
@@ -84,7 +93,7 @@ impl Connection {
                 | Opcode::SendOnlyInvalidate
         );
         if is_first {
-            self.finish_sending(side, place, out);
+            self.finish_sending(side, position, out);
         }
         let this = &mut self.directions[side];
         let is_headless = !is_first && this.sending.is_none() && this.whole;
@@ -93,7 +102,7 @@ impl Connection {
             ..Sending::default()
         });
         if is_headless {
-            self.out_of_sequence(side, "a packet of a Send that has not begun", place, out);
+            self.out_of_sequence(side, "a packet of a Send that has not begun", position, out);
         }
         let send = &mut sending.send;
         if sending.whole && send.head.len() as u64 == send.length {
@@ -109,7 +118,7 @@ impl Connection {
         if let Extended::Ieth(ieth) = packet.extended {
             send.invalidated = Some(ieth.r_key);
         }
-        self.message(side, at, sending, place, out);
+        self.message(side, at, sending, position, out);
     }
 
     /// Handles a complete Send.
@@ -118,7 +127,7 @@ impl Connection {
         side: Side,
         at: i64,
         mut sending: Sending,
-        place: Place,
+        position: Position,
         out: &mut Out<'_>,
     ) {
         self.directions[side].sends += 1;
@@ -152,7 +161,7 @@ impl Connection {
         let mut faults = Vec::new();
         let kind = self.smb.message(send, &mut context, &mut faults);
         self.learn_initiator(context.initiator, out);
-        self.emit(side, place, kind, faults, out);
+        self.emit(side, position, kind, faults, out);
     }
 
     /// Decides what the connection carries. Returns whether it may be SMB Direct.
@@ -177,30 +186,41 @@ impl Connection {
     }
 
     /// Reports a Send that did not end.
-    fn finish_sending(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+    fn finish_sending(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
         if self.directions[side].sending.take().is_some() {
-            self.out_of_sequence(side, "a Send without its last packet", place, out);
+            self.out_of_sequence(side, "a Send without its last packet", position, out);
             self.smb.lost(side);
         }
     }
 
     /// Reports a packet that does not fit the one before it. If the capture lacks something, that
     /// may be the reason.
-    fn out_of_sequence(&mut self, side: Side, note: &'static str, place: Place, out: &mut Out<'_>) {
+    fn out_of_sequence(
+        &mut self,
+        side: Side,
+        note: &'static str,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
         let faults = if self.directions[side].whole {
             vec![broken("ROCE-9.7.4-01", note)]
         } else {
             Vec::new()
         };
-        self.emit(side, place, EventKind::Note { note }, faults, out);
+        self.emit(side, position, EventKind::Note { note }, faults, out);
     }
 
-    fn write(&mut self, side: Side, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn write(&mut self, side: Side, packet: &Packet, position: Position, out: &mut Out<'_>) {
         let reth = packet.extended.reth();
         if reth.is_some() {
-            self.finish_writing(side, place, out);
+            self.finish_writing(side, position, out);
         } else if self.directions[side].writing.is_none() && self.directions[side].whole {
-            self.out_of_sequence(side, "a packet of a Write that has not begun", place, out);
+            self.out_of_sequence(
+                side,
+                "a packet of a Write that has not begun",
+                position,
+                out,
+            );
         }
         let writing = self.directions[side].writing.get_or_insert(Region {
             reth,
@@ -210,12 +230,12 @@ impl Connection {
         writing.length += u64::from(packet.length);
         writing.packets += 1;
         if packet.bth.opcode.ends_message() {
-            self.end_writing(side, place, out);
+            self.end_writing(side, position, out);
         }
     }
 
     /// Reports a Write after its last packet.
-    fn end_writing(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+    fn end_writing(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
         let Some(region) = self.directions[side].writing.take() else {
             return;
         };
@@ -227,22 +247,29 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.emit(side, place, EventKind::RoceWrite(region), faults, out);
+        self.emit(side, position, EventKind::RoceWrite(region), faults, out);
     }
 
     /// Reports a Write without its last packet.
-    fn finish_writing(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+    fn finish_writing(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
         if let Some(region) = self.directions[side].writing.take() {
             let faults = if self.directions[side].whole {
                 vec![broken("ROCE-9.7.4-01", "a Write without its last packet")]
             } else {
                 Vec::new()
             };
-            self.emit(side, place, EventKind::RoceWrite(region), faults, out);
+            self.emit(side, position, EventKind::RoceWrite(region), faults, out);
         }
     }
 
-    fn read(&mut self, side: Side, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn read(
+        &mut self,
+        side: Side,
+        at: i64,
+        packet: &Packet,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
         let Extended::Reth(reth) = packet.extended else {
             return;
         };
@@ -255,7 +282,7 @@ impl Connection {
         this.reads.push(at, at + most, reth);
         self.emit(
             side,
-            place,
+            position,
             EventKind::RoceReadRequest(reth),
             Vec::new(),
             out,

@@ -18,12 +18,13 @@ impl State {
         }
         if !is_data {
             if who == 1 {
-                let response = NegotiateResponse::decode(message).expect("we made it");
+                let response =
+                    NegotiateResponse::decode(message).expect("the engine encodes valid messages");
                 self.ends[who].promised += response.credits_granted;
             }
             return;
         }
-        let header = DataTransfer::decode(message).expect("we made it");
+        let header = DataTransfer::decode(message).expect("the engine encodes valid messages");
         let is_watched = sabotage != Some(Sabotage::SpendLastCredit);
         if is_watched && held == 1 && header.credits_granted == 0 {
             self.breaks(Rule::LastCreditGrants);
