@@ -3,6 +3,11 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use bytes::Bytes;
+use smb2::{
+    msg::tree_connect::{ShareType, TreeConnectResponse},
+    types::flags::{ShareCapabilities, ShareFlags},
+};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
