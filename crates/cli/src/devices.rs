@@ -5,6 +5,7 @@ use anyhow::Result;
 use clap::{ArgAction, Args};
 use serde::Serialize;
 use smbdirect::rdma::roce::{Capabilities, capabilities};
+use smbdirect_transport::Kind;
 
 use crate::report::{self, Report};
 
@@ -81,7 +82,7 @@ fn adapters(report: &Report) -> Result<bool> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "software")]
 struct Software {
-    transport: &'static str,
+    transport: Kind,
     port_of_smb_direct: u16,
     usable: bool,
     why_not: Option<String>,
@@ -95,7 +96,7 @@ struct Software {
 impl Software {
     const fn iwarp() -> Self {
         Self {
-            transport: "iwarp",
+            transport: Kind::Iwarp,
             port_of_smb_direct: 5445,
             usable: true,
             why_not: None,
@@ -109,7 +110,7 @@ impl Software {
 
     fn roce() -> Self {
         let roce = Self {
-            transport: "roce",
+            transport: Kind::Roce,
             port_of_smb_direct: 445,
             ..Self::iwarp()
         };
@@ -142,14 +143,14 @@ impl Software {
             None => format!("yes, port {port}"),
             Some(why) => format!("no: {}", report::printable(why)),
         };
-        let over = if self.transport == "iwarp" {
+        let over = if self.transport == Kind::Iwarp {
             "TCP"
         } else {
             "UDP"
         };
         report.line(format_args!(
             "{:<6}in software over {over}: {verdict}",
-            self.transport
+            self.transport.name()
         ));
         if let (Some(send), Some(receive), Some(buffer)) = (
             self.datagrams_per_send,

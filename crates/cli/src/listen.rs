@@ -325,12 +325,9 @@ impl One {
                 }
             }
         };
-        let (well, how) = match result {
-            Ok(()) => (tally.failed == 0, "closed".to_owned()),
-            Err(reason) => (false, reason),
-        };
+        let well = result.is_ok() && tally.failed == 0;
         let statistics = self.connection.stats();
-        self.report_end(started.elapsed(), &tally, &statistics, well, how);
+        self.report_end(started.elapsed(), &tally, &statistics, result);
         transport::close(&self.connection, SHUTDOWN_TIMEOUT).await;
         well
     }
@@ -452,8 +449,7 @@ impl One {
         took: Duration,
         tally: &Tally,
         statistics: &Statistics,
-        ok: bool,
-        ended: String,
+        result: Result<(), String>,
     ) {
         let peer = transport::canonical(self.connection.remote_address());
         let style = self.report.style;
@@ -471,13 +467,12 @@ impl One {
                 format!("{messages}, {}", report::bytes(statistics.bytes_received))
             }
         };
-        let how = match (ok, tally.failed) {
-            (true, _) => style.dim(&ended),
-            (false, 0) => style.bad(&ended),
-            (false, failed) if ended == "closed" => {
+        let how = match (&result, tally.failed) {
+            (Ok(()), 0) => style.dim("closed"),
+            (Ok(()), failed) => {
                 style.bad(&format!("{} not stored", report::plural(failed, "file")))
             }
-            (false, _) => style.bad(&ended),
+            (Err(reason), _) => style.bad(reason),
         };
         self.report.line(format_args!(
             "{peer}  {what} in {}  {how}",
@@ -486,8 +481,8 @@ impl One {
         self.report.event(&Event::Connection {
             peer,
             seconds: took.as_secs_f64(),
-            ok,
-            ended,
+            ok: result.is_ok() && tally.failed == 0,
+            ended: result.err().unwrap_or_else(|| "closed".into()),
             files: tally.files,
             messages_received: statistics.messages_received,
             messages_sent: statistics.messages_sent,

@@ -237,10 +237,12 @@ impl Framer {
         loop {
             let bytes = &self.buffer[self.start..];
             let aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
-            let verdict = match aligned {
-                true => boundary(bytes, crc, &mut self.budget),
-                false if bytes.is_empty() => Verdict::Unknown,
-                false => Verdict::No,
+            let verdict = if aligned {
+                boundary(bytes, crc, &mut self.budget)
+            } else if bytes.is_empty() {
+                Verdict::Unknown
+            } else {
+                Verdict::No
             };
             match verdict {
                 Verdict::Yes => {

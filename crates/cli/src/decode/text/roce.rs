@@ -16,10 +16,10 @@ use crate::report::plural;
 /// Describes an event of RoCE; `None` if it is another one.
 pub(super) fn words(kind: &EventKind) -> Option<String> {
     Some(match kind {
-        EventKind::Cm { message, again } => match again {
-            true => format!("{}, sent again", cm(message)),
-            false => cm(message),
-        },
+        EventKind::Cm { message, again } => {
+            let again = if *again { ", sent again" } else { "" };
+            format!("{}{again}", cm(message))
+        }
         EventKind::RoceWrite(region) => write(region),
         EventKind::RoceReadRequest(reth) => {
             format!("{} from {}", bytes(reth.length.into()), place(reth))
