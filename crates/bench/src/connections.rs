@@ -25,7 +25,8 @@ use crate::{
 const IDLE: u32 = 1000;
 /// Active connections.
 const ACTIVE: u32 = 64;
-/// Credits of an idle connection; few, so that their receives do not hide the rest.
+/// Credits of an idle connection. They are few, so that the memory of posted receives does not hide that of the
+/// connection itself.
 pub const IDLE_CREDITS: u16 = 8;
 /// Message size in bytes of active connections.
 const MESSAGE_BYTES: u32 = 64 << 10;

@@ -322,7 +322,8 @@ impl Measured {
     }
 }
 
-/// Returns where the cores were during `sample`, if they stayed there and the clock tells.
+/// Returns the cache distance of the two cores during `sample`. Returns `None` if it changed meanwhile, or if it
+/// cannot be measured.
 fn distance(sample: &Sample, nearest: Duration) -> Option<Distance> {
     let (before, after) = sample.between_cores?;
     host::distance(before, after, nearest)

@@ -144,7 +144,7 @@ impl Runtime {
         }
         self.enter(|| {
             self.open.end();
-            // The caller looks for what is left.
+            // At the deadline the caller sees which connections are still open.
             let _ = self.block_on(async { timeout_at(deadline, self.open.none()).await });
         });
     }

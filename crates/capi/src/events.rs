@@ -221,7 +221,7 @@ impl Events {
     /// Ends the calls that wait, because the handle was freed. No operation can be started any more.
     pub(crate) fn free(&self) {
         self.operations().closed = true;
-        // The handle is taken once, so that the value was not set before.
+        // A handle is freed only once, so this never fails.
         let _ = self.freed.set(());
         self.signal();
     }

@@ -125,7 +125,8 @@ unsafe fn copy_part(message: &mut Message, mut to: *mut u8, mut length: usize) {
     while length > 0 {
         let chunk = message.chunk();
         let part = chunk.len().min(length);
-        // SAFETY: `part` bytes are left of both, and the library's memory is not the caller's.
+        // SAFETY: the chunk and the memory at `to` have at least `part` more bytes, and they do not overlap: the chunk
+        // is memory of the library.
         unsafe {
             to.copy_from_nonoverlapping(chunk.as_ptr(), part);
             to = to.add(part);

@@ -221,7 +221,7 @@ impl Runtime {
         }
     }
 
-    /// Runs `call` where functions of the library find the runtime and the log.
+    /// Runs `call` with this runtime and its log as the current ones of the thread.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _context = self.tokio().enter();
         match &self.log {
@@ -239,7 +239,8 @@ impl Runtime {
         self.tokio().block_on(future)
     }
 
-    /// Drops a value where its destructor finds the runtime and the log. Forgets it where the runtime cannot be used.
+    /// Drops a value with this runtime as the current one, which its destructor needs. Forgets the value if the
+    /// thread cannot use the runtime.
     pub(crate) fn release<T>(&self, value: T) {
         match self.check() {
             Ok(()) => self.enter(|| drop(value)),

@@ -73,7 +73,7 @@ pub struct Step {
     pub cause: Option<String>,
     /// The cures of the fault.
     pub cures: Vec<Cure>,
-    /// The kind of RDMA that failed and how, if the step is such an attempt.
+    /// The kind of RDMA and the failure, if the step is a failed attempt to connect.
     #[serde(skip)]
     pub(crate) attempt: Option<(Fabric, AttemptFault)>,
 }

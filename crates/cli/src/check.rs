@@ -79,7 +79,7 @@ impl Check {
         let report = Report::new(self.json);
         let mut target = self.target.as_deref().map(parse_target).transpose()?;
         if self.user.is_some() && target.is_none() {
-            return Err(usage("--user goes with a TARGET"));
+            return Err(usage("--user needs a TARGET"));
         }
         if let (Some(target), Some(user)) = (&mut target, self.user) {
             let password = password(&user, self.password_fd)?;

@@ -173,25 +173,25 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
         let packets = report::plural(counts.roce.packets, "packet");
         return anyhow!(
             "{packets} of RoCE, but no connection to port 445 and no message of SMB Direct; \
-             if it was another port, say --port"
+             if it was another port, give --port"
         );
     }
     let named = not_understood(counts);
     if counts.tcp == 0 && !named.is_empty() {
         return anyhow!(
-            "{named} not understood; capture where there is no other protocol around TCP or RoCE, \
-             or if it is RoCE on another UDP port, say --udp-port"
+            "{named} not understood; capture where no other protocol encloses TCP or RoCE; \
+             for RoCE on another UDP port, give --udp-port"
         );
     }
     if counts.tcp == 0 {
         return anyhow!(
             "no packet of TCP, so no iWARP, and none of RoCE (UDP 4791); if it was another UDP port, \
-             say --udp-port"
+             give --udp-port"
         );
     }
     anyhow!(
         "no stream of TCP begins with an MPA Request or is on port 5445; \
-         if the beginning was not captured, say --port"
+         if the beginning was not captured, give --port"
     )
 }
 

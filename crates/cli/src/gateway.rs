@@ -223,7 +223,7 @@ impl Gateway {
 
     /// Checks what can be checked without the network, and returns the address to listen on.
     fn check(&self) -> Result<Address> {
-        let missing = |what: &str| usage(format!("{what} is missing; it is an address"));
+        let missing = |what: &str| usage(format!("{what} is missing; give an address"));
         let listen = self.listen.clone().ok_or_else(|| missing("listen"))?;
         let upstream = self.upstream.as_ref();
         transport::check_connectable(upstream.ok_or_else(|| missing("upstream"))?)?;
@@ -393,7 +393,7 @@ fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
     let (live, verbose, changed) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {
-            warn!("the settings stay as they are: {error:#}");
+            warn!("the settings were not changed: {error:#}");
             return;
         }
     };

@@ -197,7 +197,7 @@ impl Listen {
 
     fn mode(&self) -> Result<Mode> {
         if self.receive.is_none() && self.inactivity_limit.is_some() {
-            return Err(usage("--inactivity-limit goes with --receive"));
+            return Err(usage("--inactivity-limit needs --receive"));
         }
         if self.echo {
             return Ok(Mode::Echo);

@@ -123,7 +123,7 @@ impl Command {
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Bench(command) => command.run().await,
-            // Its third exit status means that it could not find out.
+            // It has a third exit status, for a question that it could not answer.
             Self::Check(command) => return command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Get(command) => command.run().await,

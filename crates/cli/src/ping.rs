@@ -110,7 +110,7 @@ impl Ping {
             ("--timeout", self.timeout.is_some()),
         ] {
             if given && !self.echo {
-                return Err(usage(format!("{option} goes with --echo")));
+                return Err(usage(format!("{option} needs --echo")));
             }
         }
         if self.size() == 0 {

@@ -68,8 +68,8 @@ struct Reset {
     side: Side,
     /// Its offset in the direction.
     at: i64,
-    /// The offset after the last byte of the direction in the file before it. If there are bytes
-    /// after it later, the RST has not ended the connection, unless it is exactly in sequence.
+    /// The offset after the last byte of the direction that precedes the RST in the file. If later packets
+    /// have bytes after this offset, the RST has not ended the connection, unless it was exactly in sequence.
     limit: i64,
     is_exact: bool,
     position: Position,

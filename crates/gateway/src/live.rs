@@ -38,7 +38,7 @@ impl FromStr for Network {
     fn from_str(text: &str) -> Result<Self, String> {
         let network = text.parse::<IpNet>().ok();
         let network = network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
-        let network = network.ok_or("it is an IP address or a network, as in 10.0.0.0/8")?;
+        let network = network.ok_or("expected an IP address or a network, such as 10.0.0.0/8")?;
         Ok(Self(network))
     }
 }

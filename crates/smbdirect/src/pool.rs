@@ -144,9 +144,9 @@ impl Pool {
     /// buffer keeps the length that it had when it was lent.
     pub(crate) fn take(&self) -> BytesMut {
         let mut handles = self.lock();
-        // Buffers are mostly released in the order in which they were lent. The last of the free buffers
-        // at the front was then released most recently, and is the most likely to be in a cache. The search
-        // finds none if an old buffer has readers, and then any free one is better than a new one.
+        // Buffers are mostly released in the order in which they were lent, so the free buffers are at the
+        // front, and the last of them was released most recently: it is the most likely to be in a cache. If
+        // the oldest buffer still has readers, any free one is taken, which is better than a new one.
         let busy = handles.partition_point(Handle::is_free);
         let free = busy
             .checked_sub(1)

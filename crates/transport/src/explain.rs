@@ -95,8 +95,8 @@ pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow
                      or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
                 ),
                 ProviderErrorKind::Address => anyhow!(
-                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` tells what \
-                     there is, `ip route get {}` where it goes",
+                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` lists the \
+                     adapters, and `ip route get {}` shows the route",
                     address.ip()
                 ),
                 ProviderErrorKind::TimedOut => anyhow!(

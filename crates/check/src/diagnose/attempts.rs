@@ -138,7 +138,7 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
         AttemptFault::Silent(why) | AttemptFault::Lost(why) => {
             let cause = match fault {
                 AttemptFault::Silent(_) => {
-                    "the RDMA connection stands, and the negotiation of SMB Direct got no answer: \
+                    "the RDMA connection is established, but the negotiation of SMB Direct got no answer: \
                      another RDMA service, or a server that is stuck"
                 }
                 _ => {
@@ -174,7 +174,9 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
             Step::fault(name, why.clone(), Fault::NegotiationBroken, cause)
                 .cure(RunOn::Here, format!("smbdirect ping {}:{port} --pcap broken.pcap; smbdirect decode broken.pcap --broken", remote.host))
         }
-        AttemptFault::NoAdapter => Step::skipped(name, "no adapter of this machine leads there"),
+        AttemptFault::NoAdapter => {
+            Step::skipped(name, "no adapter of this machine has a route to the server")
+        }
         AttemptFault::Local(why) => Step::unknown(name, format!("by {by}: {why}")),
     }
 }
@@ -209,7 +211,7 @@ fn dropped(name: String, attempt: &Attempt) -> Step {
         _ => "no answer to RDMA CM",
     };
     let cause = match attempt.fabric {
-        Fabric::Iwarp => "a firewall drops the packets to this port: the server answers otherwise",
+        Fabric::Iwarp => "a firewall drops the packets to this port: the server answers on others",
         _ => {
             "a firewall drops RoCE (UDP port 4791), or the server has no RDMA adapter in this \
               network"

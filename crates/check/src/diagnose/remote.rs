@@ -68,7 +68,7 @@ fn route(remote: &Remote, route: &Result<Route, String>, machine: &Machine) -> S
     let found = match route {
         Ok(found) => found,
         Err(why) => {
-            let cause = "this machine has no way to the address";
+            let cause = "this machine has no route to the address";
             return Step::fault(NAME, why.clone(), Fault::NoRoute, cause)
                 .cure(RunOn::Here, format!("ip route get {address}; ip -br addr"));
         }

@@ -78,7 +78,7 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
     let list = match session.interfaces.as_ref()? {
         Ok(list) => list,
         Err(why) => {
-            let cause = "the server does not tell its interfaces, which is multichannel turned off; \
+            let cause = "the server does not list its interfaces, because multichannel is turned off there; \
                          Windows clients then never try SMB Direct";
             let evidence = format!("FSCTL_QUERY_NETWORK_INTERFACE_INFO: {why}");
             let step = Step::warning(NAME, evidence, Fault::MultichannelOff, cause);
@@ -128,8 +128,8 @@ fn describe(interface: &ServerInterface) -> String {
 }
 
 fn encryption(evidence: &str) -> Step {
-    let cause = "Linux clients then move data in messages, never by RDMA Read and Write; Windows \
-                 before Server 2022 and Windows 11 too, and later ones encrypt what RDMA moves";
+    let cause = "Linux, and Windows before Server 2022 and Windows 11, then move data in messages, \
+                 never by RDMA Read and Write; later Windows encrypts what RDMA moves";
     without_protection(
         Step::warning("encryption", evidence, Fault::Encryption, cause),
         Fault::Encryption,
@@ -139,8 +139,8 @@ fn encryption(evidence: &str) -> Step {
 /// Returns a warning if the server requires signing.
 pub(super) fn signing(smb: &Smb) -> Option<Step> {
     smb.signing_required.then(|| {
-        let cause = "Linux clients then move data in messages, never by RDMA Read and Write; \
-                     Windows uses SMB Direct, and before Server 2022 without RDMA Read and Write";
+        let cause = "Linux, and Windows before Server 2022, then move data in messages, never by RDMA \
+                     Read and Write";
         without_protection(
             Step::warning(
                 "signing",

@@ -322,7 +322,7 @@ fn servers_of_this_machine() {
         machine.server.programs = vec!["smbdirect".into()];
     });
     is(&gateway, Outcome::Works, &[]);
-    // Other users' programs are not visible; what answers is.
+    // The programs of other users are not visible, but their answers on the port are.
     let foreign = serves(|machine| {
         machine.server.attempt = Some(attempt(Fabric::Iwarp, Err(AttemptFault::NotIwarp)));
     });

@@ -232,7 +232,7 @@ impl Bench {
             return Err(usage("--transport loopback stays within one process"));
         }
         if self.address.is_some() && self.processes > 1 {
-            return Err(usage("--processes goes without ADDR"));
+            return Err(usage("--processes cannot be combined with ADDR"));
         }
         if let Some(address) = &self.address {
             transport::check_connectable(address)?;
@@ -247,15 +247,15 @@ impl Bench {
     fn check_sleep(&self, placement: Placement) -> Result<()> {
         if self.keep_awake && placement == Placement::Free {
             return Err(usage(
-                "--keep-awake is for ends that have their cores: --placement two-cores",
+                "--keep-awake needs a core for each end: --placement two-cores",
             ));
         }
         if self.busy_poll && self.both {
-            return Err(usage("--busy-poll does not go with --both"));
+            return Err(usage("--busy-poll cannot be combined with --both"));
         }
         if self.busy_poll && placement == Placement::SameCore {
             return Err(usage(
-                "--busy-poll does not go with --placement same-core: the end that spins keeps the \
+                "--busy-poll cannot be combined with --placement same-core: the end that spins keeps the \
                  other end from running",
             ));
         }
@@ -309,7 +309,9 @@ impl Bench {
             None => Placement::SameCore,
         };
         if placement != Placement::Free && cores.near().is_none() {
-            return Err(usage("--placement: this system pins no threads; use free"));
+            return Err(usage(
+                "--placement: this system cannot pin threads to cores; use free",
+            ));
         }
         if placement == Placement::TwoCores && self.address.is_none() && !cores.are_two() {
             return Err(usage(

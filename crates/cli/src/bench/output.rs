@@ -137,13 +137,13 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
     }
     if let Some(share) = summary.core_share {
         noise.push(format!(
-            "where they shared a core, the ends had {:.0} % of it",
+            "ends that shared a core had {:.0} % of its time",
             share * 100.0
         ));
     }
     if summary.dropped > 0 {
         noise.push(format!(
-            "{} of {} samples dropped: the cores were at another distance",
+            "{} of {} samples dropped: the cores were at another cache distance",
             summary.dropped,
             summary.dropped + summary.kept
         ));
@@ -154,7 +154,7 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
         .collect();
     if !elsewhere.is_empty() {
         noise.push(format!(
-            "measured at another distance than the others, and not comparable: {}",
+            "measured at another cache distance than the others, and not comparable: {}",
             elsewhere.join(", ")
         ));
     }

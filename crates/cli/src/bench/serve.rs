@@ -164,7 +164,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         report.event(&Event::Bench { address: peer });
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        // The setting has no shared part: no peer is in this process.
+        // The peer is in another process, so nothing is shared with it.
         let setting = bench.setting(cores, adapters.clone());
         let _awake = bench.keep_awake(cores, &[cores.far()])?;
         let work = tokio::task::spawn_blocking(move || serve_orders(stream, setting));

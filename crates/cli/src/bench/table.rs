@@ -89,7 +89,8 @@ fn print_histogram(report: &Report, round_trips: &RoundTrips) {
     else {
         return;
     };
-    // The first bound is that of a bucket, which is a quarter of a power of two wide.
+    // The histogram has the upper bounds of its buckets. Two bounds differ by a factor of 2^(1/4), so the line
+    // begins that factor below the first one.
     let [first, last] = [first / 2_f64.powf(0.25), last]
         .map(|seconds| report::time(Duration::from_secs_f64(seconds)));
     let line = format!("    {first} {bars} {last}");

@@ -153,7 +153,7 @@ fn unknown(command: &Command, key: &str) -> String {
 fn values(option: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, String> {
     match (option.get_action(), value.get_ref()) {
         (ArgAction::SetTrue, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
-        (ArgAction::SetTrue, _) => Err("it is true or false".into()),
+        (ArgAction::SetTrue, _) => Err("expected true or false".into()),
         (ArgAction::Append, DeValue::Array(list)) => {
             list.iter().map(|value| scalar(value.get_ref())).collect()
         }
@@ -166,7 +166,7 @@ fn scalar(value: &DeValue<'_>) -> Result<String, String> {
         DeValue::String(text) => Ok(text.to_string()),
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
         DeValue::Float(number) => Ok(number.as_str().to_owned()),
-        _ => Err("it is a string or a number".into()),
+        _ => Err("expected a string or a number".into()),
     }
 }
 
@@ -199,7 +199,7 @@ fn check(option: &Arg, values: &[String]) -> Result<(), String> {
             .filter(|&number: &usize| number <= MAX_COUNT);
         return number
             .map(|_| ())
-            .ok_or_else(|| format!("it is a number, at most {MAX_COUNT}"));
+            .ok_or_else(|| format!("expected a number, at most {MAX_COUNT}"));
     }
     // The value parser alone, so that nothing else can be wrong.
     let command = Command::new("smbdirect")
@@ -226,7 +226,7 @@ fn why(error: &clap::Error) -> String {
         return source.to_string();
     }
     match error.get(ContextKind::ValidValue) {
-        Some(ContextValue::Strings(values)) => format!("it is one of {}", values.join(", ")),
+        Some(ContextValue::Strings(values)) => format!("expected one of {}", values.join(", ")),
         _ => first_line(error),
     }
 }
@@ -364,14 +364,17 @@ mod tests {
             ),
             (
                 "time-limit = true",
-                "line 2: time-limit: it is a string or a number",
+                "line 2: time-limit: expected a string or a number",
             ),
-            ("colour = 'blue'", "line 2: colour: it is one of red, green"),
+            (
+                "colour = 'blue'",
+                "line 2: colour: expected one of red, green",
+            ),
             ("credits = [1, 0]", "line 2: credits: 0 is not in 1..=65535"),
-            ("json = 1", "line 2: json: it is true or false"),
+            ("json = 1", "line 2: json: expected true or false"),
             (
                 "verbose = 100",
-                "line 2: verbose: it is a number, at most 9",
+                "line 2: verbose: expected a number, at most 9",
             ),
             (
                 "listen = 'a b'",

@@ -23,7 +23,8 @@ use tracing::{debug, warn};
 /// close, so the server does not know that no further request follows.
 const HALF_CLOSE_IDLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The same, once as many messages have arrived as the program has sent: each request has its answer.
+/// Longest time without a message from the server after the program has shut down its sending side, if as many
+/// messages have arrived as the program has sent, so that each request has its answer.
 const ANSWERED_IDLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Intervals of the checks whether a program that has shut down its sending side has closed its socket.

@@ -117,7 +117,7 @@ impl Get {
     ) -> Result<Outcome> {
         let place = &self.place;
         let file = unless(interrupted, session.open(place)).await?;
-        // If this fails, the local file is gone before the server is waited for.
+        // If this fails, the local file is removed before the wait for the server.
         let fetched = unless(interrupted, self.store(session, &file, target, report)).await;
         if !interrupted.is_urgent() {
             // The bytes are here, so a failure to close the file does not matter.

@@ -17,7 +17,7 @@ pub(crate) struct Place {
     pub(crate) is_directory: bool,
 }
 
-const FORM: &str = "a place is //SERVER[:PORT]/SHARE/PATH";
+const FORM: &str = "a path on a server is //SERVER[:PORT]/SHARE/PATH";
 
 impl FromStr for Place {
     type Err = String;

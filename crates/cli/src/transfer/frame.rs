@@ -124,7 +124,9 @@ impl Frame {
         }
         let (version, kind, zero) = (bytes.get_u8(), bytes.get_u8(), bytes.get_u16_le());
         if version != VERSION {
-            return broken(format!("version {version}, {VERSION} is known here"));
+            return broken(format!(
+                "unknown version {version}; this end knows {VERSION}"
+            ));
         }
         if zero != 0 {
             return broken(format!("the reserved bytes are 0x{zero:04x}"));

@@ -87,7 +87,7 @@ pub(crate) async fn receive_files(
         };
         let result = receiver.receive().await;
         let (writer, moved) = (receiver.writer, receiver.stored);
-        // The file has its name, or is removed, before it is reported.
+        // The file is reported only after it has got its name or was removed.
         writer.end().await;
         let name = name.chars().take(MAX_REPORTED_NAME_BYTES).collect();
         let received = |result| Received {
@@ -130,7 +130,7 @@ struct Receiver<'a> {
     stored: u64,
     /// Pieces that are not stored yet.
     waiting: VecDeque<Waiting>,
-    /// RDMA Reads of the oldest of those pieces that the writer does not have.
+    /// RDMA Reads in flight, for the oldest pieces in `waiting` that were not passed to the writer.
     reads: VecDeque<Reading>,
     /// Memory that the peer may write to, with the end of its piece.
     memory: VecDeque<(u64, MemoryRegion)>,
@@ -351,7 +351,7 @@ impl Receiver<'_> {
                 return Ok(());
             }
         }
-        broken("a file goes on that was given up")
+        broken("a message about a file that was given up")
     }
 
     /// Waits for all RDMA Reads, because the memory of the sender must not vanish under them.

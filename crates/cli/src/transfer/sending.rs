@@ -328,7 +328,7 @@ impl Sender<'_> {
                 return Err(TransferError::Here(reason));
             }
         }
-        broken("a cancelled file goes on")
+        broken("a message about a file that was cancelled")
     }
 
     /// Handles an unexpected message: the receiver may have given the file up.

@@ -73,7 +73,7 @@ fn what_cannot_be_told_has_a_status_of_its_own() {
 
 #[test]
 fn passwords_come_from_anywhere_but_the_command_line() {
-    run(&["check", "--user", "me"]).failed(2, "--user goes with a TARGET");
+    run(&["check", "--user", "me"]).failed(2, "--user needs a TARGET");
     let mut asking = command(&["check", "127.0.0.1", "--user", "me"]);
     asking.env_remove("SMBDIRECT_PASSWORD");
     Running::new(asking)

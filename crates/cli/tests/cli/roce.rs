@@ -200,7 +200,7 @@ fn a_capture_of_two_processes_on_one_machine_is_complete() {
         }
         assert_eq!(summary["roce_packets"], summary["packets"], "{summary}");
         // Without the option there is nothing of RoCE.
-        run(&decode).failed(1, "say --udp-port");
+        run(&decode).failed(1, "give --udp-port");
     }
 }
 

@@ -24,11 +24,11 @@ fn usage_errors_have_status_2() {
         (&["bench", "--time", "0"], "more than zero"),
         (
             &["bench", "--busy-poll", "--both"],
-            "--busy-poll does not go with --both",
+            "--busy-poll cannot be combined with --both",
         ),
         (
             &["bench", "--busy-poll", "--placement", "same-core"],
-            "--busy-poll does not go with --placement same-core",
+            "--busy-poll cannot be combined with --placement same-core",
         ),
         (
             &["bench", "--transport", "loopback", "--processes", "2"],
@@ -40,7 +40,7 @@ fn usage_errors_have_status_2() {
         ),
         (
             &["bench", "localhost", "--processes", "2"],
-            "--processes goes without ADDR",
+            "--processes cannot be combined with ADDR",
         ),
         (
             &["bench", "localhost", "--placement", "same-core"],
@@ -48,7 +48,7 @@ fn usage_errors_have_status_2() {
         ),
         (
             &["bench", "--keep-awake", "--placement", "free"],
-            "--keep-awake is for ends that have their cores",
+            "--keep-awake needs a core for each end",
         ),
         (&["bench", "localhost:0"], "port 0 cannot be connected to"),
         (&["bench", ":5446"], "has no host"),
@@ -103,17 +103,14 @@ fn usage_errors_have_status_2() {
         (&["ping", "::1::"], "IPv6"),
         (&["ping", ":5445"], "has no host"),
         (&["ping", "localhost:99999"], "not a port"),
-        (
-            &["ping", "localhost", "--size", "5"],
-            "--size goes with --echo",
-        ),
+        (&["ping", "localhost", "--size", "5"], "--size needs --echo"),
         (
             &["ping", "localhost", "--timeout", "5"],
-            "--timeout goes with --echo",
+            "--timeout needs --echo",
         ),
         (
             &["listen", "--sink", "--inactivity-limit", "5"],
-            "--inactivity-limit goes with --receive",
+            "--inactivity-limit needs --receive",
         ),
         (
             &["send", "127.0.0.1:0", "Cargo.toml"],
@@ -183,10 +180,10 @@ fn usage_errors_have_status_2() {
             &["ping", "localhost", "--negotiation-timeout", "1"],
             "unexpected argument",
         ),
-        (&["get", "server/share/a"], "a place is //SERVER"),
+        (&["get", "server/share/a"], "a path on a server is //SERVER"),
         (&["get", "//server/share"], "is a folder"),
         (&["put", ".", "//server/share"], "is not a regular file"),
-        (&["ls", "//server"], "a place is //SERVER"),
+        (&["ls", "//server"], "a path on a server is //SERVER"),
         (
             &["ls", "//server/share", "--password-fd", "3"],
             "--user <USER>",
@@ -225,7 +222,7 @@ fn usage_errors_have_status_2() {
         let says = if pins {
             says
         } else {
-            "this system pins no threads"
+            "this system cannot pin threads"
         };
         done.failed(2, says);
         assert_eq!(done.stdout, "", "{arguments:?}");

@@ -203,8 +203,9 @@ pub(super) fn packets<'a>(datagram: &Datagram<'a>) -> impl Iterator<Item = Datag
     })
 }
 
-/// Returns the length of the first packet of several in a datagram: after it is another BTH of the
-/// same queue pair, and with this length its ICRC is right.
+/// Returns the length of the first of several packets in a datagram, which GRO or segmentation offload
+/// has left together. It is the length with which the ICRC of the first packet is right and a BTH of the
+/// same queue pair follows.
 fn segment_length(datagram: &Datagram<'_>) -> Option<usize> {
     let (bytes, header) = (datagram.bytes, datagram.header.as_ref()?);
     let is_cut = bytes.len() < datagram.length;

@@ -70,7 +70,7 @@ impl Requests {
         self.next == 0 && self.held.is_empty()
     }
 
-    /// Returns the index of a PSN, which is near the next request.
+    /// Returns the index of a PSN: of all indices with this PSN, the one nearest to the next request.
     pub(super) fn index(&self, psn: Psn) -> Option<i64> {
         let next = self.base?.add(self.next as u32);
         Some(self.next + i64::from(psn.distance(next)))

@@ -113,7 +113,7 @@ impl Reassembly {
         }
     }
 
-    /// Returns the offset of a sequence number, which is near the next byte.
+    /// Returns the offset of a sequence number: of all offsets with this number, the one nearest to the next byte.
     pub(super) fn offset(&self, sequence: u32) -> i64 {
         let Some(base) = self.base else {
             return 0;

@@ -57,7 +57,7 @@ impl End {
         Ok(())
     }
 
-    /// Counts messages up to the mark.
+    /// Receives messages up to the end mark of the burst, and returns their number.
     async fn timed_receives(&self, burst: &Burst) -> Result<u64> {
         let mut arrived = 0;
         loop {

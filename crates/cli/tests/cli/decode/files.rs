@@ -403,7 +403,7 @@ fn other_ports_are_known_by_their_beginning_or_by_name() {
     );
     talk.packets.drain(..8);
     let done = talk.decoded(&[]);
-    done.failed(1, "say --port").one_line();
+    done.failed(1, "give --port").one_line();
     let done = talk.decoded(&["--json", "--port", "9000"]).succeeded();
     assert!(names(&done).len() > 20, "{}", done.stdout);
     assert_eq!(broken(&done), [""; 0]);

@@ -71,11 +71,11 @@ fn a_settings_file_is_checked_without_starting() {
         ("max-connections = 0", "line 1: max-connections: at least 1"),
         (
             "\nfrom = 'smb'",
-            "line 2: from: it is one of smbdirect, tcp",
+            "line 2: from: expected one of smbdirect, tcp",
         ),
         (
             "allow = ['10.0.0.0/40']",
-            "line 1: allow: it is an IP address or a network",
+            "line 1: allow: expected an IP address or a network",
         ),
         ("listen = ':1'", "upstream is missing"),
         (

@@ -114,7 +114,7 @@ fn other_ports_are_read() {
     // The CM alone is not enough.
     write_pcap(&path, DataLink::ETHERNET, &frames[..5]);
     decode(&path, &["--json"])
-        .failed(1, "say --port")
+        .failed(1, "give --port")
         .one_line();
     let done = decode(&path, &["--json", "--port", "9445"]).succeeded();
     assert_eq!(names(&done), ["CM REQ", "CM REP", "CM RTU"]);
