@@ -153,7 +153,7 @@ impl Runtime {
 /// Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
 /// delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
 /// program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
-/// with the connections fail afterwards, also with those that are made later. The handles can be freed.
+/// with these connections and with later ones fail afterwards. The handles can be freed.
 ///
 /// With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
 /// uses the memory of the program any more.

@@ -1,5 +1,5 @@
 //! Cases 1 to 42 of Microsoft's suite for SMB Direct servers (WindowsProtocolTestSuites, MS-SMBD),
-//! with the numbers and names of the suite, as far as they are below SMB2.
+//! with the numbers and names of the suite. The parts of the cases that test SMB2 are left out.
 //!
 //! Where the suite writes a file and reads it back over SMB2, these cases send a request of the upper
 //! layer and check its answer. Where the suite opens an SMB2 session to test a connection, they send

@@ -126,7 +126,7 @@ impl Buffers {
         if capacity < size {
             return;
         }
-        // Writes only the bytes beyond `length` that `region` cut off.
+        // Only the bytes beyond the current length are written: those that `region` cut off.
         region.resize(size, 0);
         if self.keep(size) {
             lock(&self.regions[class]).push((session, region));

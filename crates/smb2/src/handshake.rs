@@ -111,7 +111,7 @@ impl Handshake {
 /// What the handshake has shown.
 #[derive(Default)]
 struct Seen {
-    /// The caller wants a guest or anonymous session. The crate takes none for other names than `Guest`.
+    /// The caller wants a guest or anonymous session. The crate accepts one only for the name `Guest`.
     wants_guest: bool,
     /// The hash of the NEGOTIATE messages as they were on the wire.
     hasher: PreauthHasher,

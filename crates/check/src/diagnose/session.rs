@@ -1,4 +1,4 @@
-//! Judges the findings of a session, and what a server demands before one.
+//! Judges the findings of a session, and the security that a server requires before a session.
 
 use std::net::IpAddr;
 

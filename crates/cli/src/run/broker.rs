@@ -125,7 +125,7 @@ impl Broker {
             () = program_end => {}
         }
         connector.end.send_replace(true);
-        // The sender is a field, so that the wait does not fail.
+        // The wait cannot fail, because the sender lives as long as `connector`.
         let mut connections = connector.connections.subscribe();
         let _ = connections.wait_for(|count| *count == 0).await;
     }

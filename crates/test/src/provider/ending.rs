@@ -165,7 +165,7 @@ pub async fn posting_after_the_end(fabric: &Fabric) {
         pair.active.write("too late", region.address);
         let read = pair.active.read(region.address, 77);
         pair.ended().await;
-        // These four complete, and the receive from before.
+        // The four requests above are flushed, and the receive that was posted before connecting.
         let flushed = &pair.active.flushed;
         assert_eq!(flushed.len(), 5, "{how:?}");
         let buffer = flushed.iter().find(|(id, _)| *id == read);

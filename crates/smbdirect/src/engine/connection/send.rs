@@ -308,7 +308,7 @@ impl Connection {
         }
     }
 
-    /// Handles the completion of a Send that has a purpose.
+    /// Handles the completion of a Send whose completion matters, as `sent` says.
     pub(super) fn sent(&mut self, sent: Sent) {
         match sent {
             Sent::Message(id) if self.error().is_none() => {
