@@ -132,7 +132,7 @@ impl smbdirect_connection {
         prepared: Prepared,
     ) -> Result<Arc<Self>, Failure> {
         let provider = runtime.enter(|| transport::provider(runtime, &prepared.transport))?;
-        let address = Address::parse(address, provider.default_port())?;
+        let address = Address::parse(address, provider.attributes().default_port)?;
         let copies = transport::shares_memory(&prepared.transport);
         let mut created = Self::new(runtime, copies);
         created.connecting = Some({

@@ -50,7 +50,7 @@ pub unsafe extern "C" fn smbdirect_listen(
             let prepared = Prepared::new(settings)?;
             let text = pointers::text(address, "address")?;
             let provider = runtime.enter(|| transport::provider(&runtime, &prepared.transport))?;
-            let address = Address::parse(text, provider.default_port())?;
+            let address = Address::parse(text, provider.attributes().default_port)?;
             let binding = async {
                 let address = address.resolve().await?[0];
                 let listener = Listener::bind(&*provider, address, prepared.config.clone()).await?;

@@ -264,7 +264,7 @@ impl Conform {
         waits: Waits,
     ) -> Result<bool> {
         let address = self.address.as_ref().expect("clap requires it");
-        let resolved = transport::resolve(address, provider.default_port()).await?;
+        let resolved = transport::resolve(address, provider.attributes().default_port).await?;
         let first = *resolved.first().context("the server has no address")?;
         let stop = judge.stop.clone();
         let upper = self.upper;
@@ -287,7 +287,7 @@ impl Conform {
     ) -> Result<bool> {
         let address = self.address.as_ref().expect("clap requires it");
         let families = Families::of(self.options.transport.into());
-        let port = provider.default_port();
+        let port = provider.attributes().default_port;
         let address = transport::resolve_listen(address, port, families).await?;
         let stop = judge.stop.clone();
         let upper = self.upper;

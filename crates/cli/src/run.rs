@@ -177,7 +177,9 @@ impl Run {
             .context("no folder for the socket of the program")?;
         let provider = rdma.provider().clone();
         let socket = folder.path().join("broker");
-        let port = self.direct_port.unwrap_or_else(|| provider.default_port());
+        let port = self
+            .direct_port
+            .unwrap_or_else(|| provider.attributes().default_port);
         let broker = Broker::new(&socket, provider, port, config)
             .with_context(|| format!("no socket at {}", socket.display()))?;
         writeln!(io::stdout(), "{}", socket.display())?;

@@ -133,8 +133,8 @@ impl Server for RdmaServer {
 
     fn connect_tcp(&mut self) -> Verdict<Tcp> {
         // Adapters with iWARP have their own TCP.
-        if self.provider.name() != "iwarp" {
-            let name = self.provider.name();
+        if self.provider.attributes().name != "iwarp" {
+            let name = self.provider.attributes().name;
             return skip(format!(
                 "the case needs bytes below RDMA, which {name} does not give; use iwarp"
             ));
@@ -288,13 +288,16 @@ impl RdmaLink {
     }
 
     fn turn(&mut self, context: &mut Context<'_>) {
-        self.queue_pair.flush(context);
+        self.queue_pair.flush(context, u64::MAX);
         while let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
             match completion {
                 Completion::Received { message, .. } => self.arrived.push_back(message),
                 Completion::Disconnected(_) => self.is_over = true,
                 _ => {}
             }
+        }
+        if self.queue_pair.needs_poll() {
+            context.waker().wake_by_ref();
         }
     }
 }

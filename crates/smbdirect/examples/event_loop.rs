@@ -25,7 +25,9 @@ use smbdirect::{
     engine::{Connection, Event, MessageId},
     rdma::{
         loopback::Loopback,
-        provider::{AcceptRequest, ConnectRequest, Provider, ProviderListener, QueuePair},
+        provider::{
+            AcceptRequest, ConnectRequest, Connected, Provider, ProviderListener, QueuePair,
+        },
     },
 };
 
@@ -57,7 +59,7 @@ fn ask(provider: &dyn Provider, address: SocketAddr) -> Result<()> {
         private_data: Bytes::new(),
         receive: engine.negotiate_receive(),
     }))?;
-    let mut end = End::new(engine, connected.queue_pair);
+    let mut end = End::new(engine, connected);
     end.wait_until_negotiated()?;
     end.send(REQUEST)?;
     assert_eq!(end.receive()?, REPLY);
@@ -78,7 +80,7 @@ fn serve(listener: &mut dyn ProviderListener) -> Result<()> {
         receive: engine.negotiate_receive(),
         peer_serves_reads: None,
     }))?;
-    let mut end = End::new(engine, connected.queue_pair);
+    let mut end = End::new(engine, connected);
     end.wait_until_negotiated()?;
     assert_eq!(end.receive()?, REQUEST);
     end.send(REPLY)?;
@@ -96,11 +98,11 @@ struct End {
 }
 
 impl End {
-    fn new(mut engine: Connection, queue_pair: Box<dyn QueuePair>) -> Self {
-        engine.handle_connected(queue_pair.limits());
+    fn new(mut engine: Connection, connected: Connected) -> Self {
+        engine.handle_connected(connected.limits);
         Self {
             engine,
-            queue_pair,
+            queue_pair: connected.queue_pair,
             waker: this_thread(),
         }
     }
@@ -119,7 +121,7 @@ impl End {
             while let Some(work) = self.engine.poll_work(now, self.queue_pair.room()) {
                 self.queue_pair.post(work);
             }
-            self.queue_pair.flush(context);
+            self.queue_pair.flush(context, u64::MAX);
             if let Some(event) = self.engine.poll_event() {
                 return event;
             }
@@ -128,6 +130,7 @@ impl End {
                 self.engine.poll_timeout(),
             ) {
                 (Poll::Ready(completion), _) => self.engine.handle_completion(now, completion),
+                (Poll::Pending, _) if self.queue_pair.needs_poll() => {}
                 (Poll::Pending, Some(due)) => thread::park_timeout(due - now.min(due)),
                 (Poll::Pending, None) => thread::park(),
             }

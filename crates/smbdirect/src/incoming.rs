@@ -149,7 +149,7 @@ impl Incoming {
             .ok_or(AcceptError::TimedOut)?
             .map_err(AcceptError::Provider)?;
         Span::current().record("local", field::display(connected.local_address));
-        engine.handle_connected(connected.queue_pair.limits());
+        engine.handle_connected(connected.limits);
         //= SMBD-3.1.7.2-07
         let negotiating = Connection::negotiate(engine, connected, &config);
         negotiating.await.map_err(AcceptError::Negotiation)

@@ -1,7 +1,6 @@
 //! What the async layer needs of the runtime and of sockets that their interfaces do not offer.
 
 use std::{
-    cell::Cell,
     fmt,
     future::{Future, pending, poll_fn},
     pin::{Pin, pin},
@@ -10,11 +9,10 @@ use std::{
     thread::{self, ThreadId},
 };
 
-pub(crate) use tokio::runtime::Id;
 use tokio::{
-    runtime::{Builder, Handle, RuntimeFlavor},
+    runtime::{Builder, Handle},
     sync::mpsc,
-    task::{AbortHandle, unconstrained, yield_now},
+    task::{AbortHandle, unconstrained},
 };
 
 /// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
@@ -109,11 +107,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the runtime that runs on this thread, if there is one.
-pub(crate) fn current() -> Option<Id> {
-    Handle::try_current().ok().map(|runtime| runtime.id())
-}
-
 /// Returns the runtime of this library, whose thread the first call starts and which never ends. It finishes what
 /// a runtime of the program leaves unfinished when it ends. Returns `None` if the system has no resources for it.
 pub(crate) fn background() -> Option<Handle> {
@@ -129,38 +122,6 @@ pub(crate) fn background() -> Option<Handle> {
         *background = Some(handle);
     }
     background.clone()
-}
-
-/// Wakes the task of `context` after the runtime has run other tasks and polled its sockets, or
-/// immediately on a thread without a runtime.
-///
-/// This relies on a detail of tokio that its documentation does not promise: the future of
-/// [`yield_now`] hands the waker to the runtime in its first poll, and the runtime wakes it even if
-/// the future is dropped afterwards. Waking the task directly would let the runtime poll its sockets
-/// only every few dozen task switches, which starves tasks that wait for one.
-///
-/// Only a spawned task may rely on the wake-up: if the future of `block_on` calls this and then resolves, the
-/// runtime drops the waker. Such a caller asks [`take_deferred`].
-pub(crate) fn wake_after_io_poll(context: &mut Context<'_>) {
-    DEFERRED.set(true);
-    // The first poll is always pending.
-    let _ = pin!(yield_now()).poll(context);
-}
-
-/// Returns whether the runtime of this thread, if there is one, has only this thread.
-pub(crate) fn has_one_thread() -> bool {
-    Handle::try_current()
-        .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread)
-}
-
-/// Returns whether this thread has called [`wake_after_io_poll`] since the last call of this function. The driver task
-/// calls it too, so that a caller sees only what it has deferred itself.
-pub(crate) fn take_deferred() -> bool {
-    DEFERRED.replace(false)
-}
-
-thread_local! {
-    static DEFERRED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The receiving end of a channel whose futures leave no waker behind when they are dropped, which those of

@@ -127,7 +127,7 @@ async fn memory_returns_after_a_thousand_consecutive_and_a_hundred_concurrent_co
         consecutive(&provider, 1000).await;
         concurrent(&provider, 100).await;
         if let (Some(before), Some(after)) = (before, resident()) {
-            let name = provider.name();
+            let name = provider.attributes().name;
             assert!(
                 after < before + TOLERANCE,
                 "{name}: {before} bytes before, {after} after"

@@ -175,11 +175,7 @@ async fn figures(kept: &Kept) {
     assert_eq!(kept.counter("smbdirect_received_bytes_total"), 100_000);
     assert_eq!(kept.counter("smbdirect_rdma_written_bytes_total"), 4096);
     assert_eq!(kept.counter("smbdirect_rdma_read_bytes_total"), 1000);
-    assert_eq!(
-        kept.counter("smbdirect_wire_sent_bytes_total"),
-        0,
-        "loopback"
-    );
+    assert!(kept.counter("smbdirect_wire_sent_bytes_total") >= 100_000);
     assert_eq!(kept.counter("smbdirect_rdma_registrations_total"), 1);
     assert_eq!(kept.gauge("smbdirect_memory_regions"), 1.0);
     assert_eq!(kept.gauge("smbdirect_connections_active"), 2.0);

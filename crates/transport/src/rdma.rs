@@ -106,7 +106,7 @@ impl Rdma {
 
     /// Returns the name of the provider, for reports.
     pub fn name(&self) -> &'static str {
-        self.provider.name()
+        self.provider.attributes().name
     }
 
     /// Connects to the first address of `address` that answers.
@@ -115,7 +115,7 @@ impl Rdma {
     /// The last address failed: the reason, and what to try.
     pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
         let mut last = None;
-        for address in resolve(address, self.provider.default_port()).await? {
+        for address in resolve(address, self.provider.attributes().default_port).await? {
             let connecting = Connection::connect(&*self.provider, address, config.clone());
             let error = match connecting.await {
                 Ok(connection) => return Ok(connection),
@@ -140,7 +140,8 @@ impl Rdma {
     /// The reason, and what to try.
     pub async fn listen(&self, address: &Address, config: &Config) -> Result<Listener> {
         let families = Families::of(self.kind);
-        let address = resolve_listen(address, self.provider.default_port(), families).await?;
+        let address =
+            resolve_listen(address, self.provider.attributes().default_port, families).await?;
         Listener::bind(&*self.provider, address, config.clone())
             .await
             .map_err(|error| explain_listen(&error, self.kind, address))

@@ -69,13 +69,13 @@ pub(crate) async fn connect(
     .await?;
     queue_pair.set_read_depths(agreed_read_depths(wanted, &event, id.is_iwarp()));
     queue_pair.set_established();
-    debug!(%address, limits = ?queue_pair.limits(), "RDMA connection");
-    Ok(Connected {
-        remote_address: address,
-        local_address: id.local_address().map_err(failed)?,
-        private_data: event.private_data,
-        queue_pair: Box::new(queue_pair),
-    })
+    let connected = queue_pair.connected(
+        id.local_address().map_err(failed)?,
+        address,
+        event.private_data,
+    );
+    debug!(%address, limits = ?connected.limits, "RDMA connection");
+    Ok(connected)
 }
 
 /// Returns an identifier that is bound to the device on the route to `address`.

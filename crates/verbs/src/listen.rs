@@ -219,12 +219,11 @@ impl PendingRequest {
         id.accept(self.depths, &answer.private_data)
             .map_err(failed)?;
         queue_pair.set_accepted();
-        Ok(Connected {
-            remote_address: id.remote_address().map_err(failed)?,
-            local_address: id.local_address().map_err(failed)?,
-            private_data: Bytes::new(),
-            queue_pair: Box::new(queue_pair),
-        })
+        Ok(queue_pair.connected(
+            id.local_address().map_err(failed)?,
+            id.remote_address().map_err(failed)?,
+            Bytes::new(),
+        ))
     }
 }
 

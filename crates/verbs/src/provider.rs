@@ -7,7 +7,9 @@ use std::{
 };
 
 use smbdirect::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+    provider::{
+        BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
+    },
     work::{Limits, ProviderError},
 };
 
@@ -101,15 +103,8 @@ fn load() -> Result<Arc<Functions>, Unavailable> {
     Ok(LOADED.get_or_init(|| Arc::new(functions)).clone())
 }
 
-impl Provider for Verbs {
-    fn name(&self) -> &'static str {
-        "verbs"
-    }
-
-    fn default_port(&self) -> u16 {
-        self.ports().first().copied().unwrap_or(INFINIBAND_PORT)
-    }
-
+impl Verbs {
+    /// Returns the highest limits of all usable devices.
     fn limits(&self) -> Limits {
         let mut best = Limits {
             max_send_queue: 0,
@@ -140,13 +135,21 @@ impl Provider for Verbs {
         }
         best
     }
+}
 
-    fn negotiates_read_depths(&self) -> bool {
+impl Provider for Verbs {
+    fn attributes(&self) -> ProviderAttributes {
         let usable = |device: &&Device| device.unusable.is_none();
-        self.devices
-            .iter()
-            .filter(usable)
-            .all(|device| device.transport != Transport::Iwarp)
+        ProviderAttributes {
+            name: "verbs",
+            default_port: self.ports().first().copied().unwrap_or(INFINIBAND_PORT),
+            limits: self.limits(),
+            negotiates_read_depths: self
+                .devices
+                .iter()
+                .filter(usable)
+                .all(|device| device.transport != Transport::Iwarp),
+        }
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

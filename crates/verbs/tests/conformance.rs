@@ -24,9 +24,11 @@ use std::{
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
-    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+    provider::{
+        BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
+    },
     roce::{Roce, RoceConfig},
-    work::{Limits, ProviderError},
+    work::ProviderError,
 };
 use smbdirect_test::{
     conformance,
@@ -60,7 +62,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         Ok(verbs) => Arc::new(verbs),
         Err(why) => return skip(why.to_string()),
     };
-    let over_iwarp = !verbs.negotiates_read_depths();
+    let over_iwarp = !verbs.attributes().negotiates_read_depths;
     let (software, software_address): (Arc<dyn Provider>, IpAddr) = match elsewhere() {
         _ if over_iwarp => (Arc::new(Iwarp::new(IwarpConfig::default())), listen.ip()),
         Some((provider, address)) => (Arc::new(provider), address),
@@ -148,16 +150,8 @@ impl Elsewhere {
 }
 
 impl Provider for Elsewhere {
-    fn name(&self) -> &'static str {
-        self.provider.name()
-    }
-
-    fn default_port(&self) -> u16 {
-        self.provider.default_port()
-    }
-
-    fn limits(&self) -> Limits {
-        self.provider.limits()
+    fn attributes(&self) -> ProviderAttributes {
+        self.provider.attributes()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
         Box::new(Iwarp::new(IwarpConfig::default()))
     };
     let login = Login {
-        invalidation_is_told: !by_adapter || provider.negotiates_read_depths(),
+        invalidation_is_told: !by_adapter || provider.attributes().negotiates_read_depths,
         provider: &*provider,
         address,
         share,

@@ -118,7 +118,7 @@ fn assert_few(provider: &Arc<dyn Provider>, traffic: Traffic, segment: u32, wind
     assert!(
         allocations * MIN_ITEMS_PER_ALLOCATION <= count as u64,
         "{allocations} allocations for {count} times {traffic:?} by {segment} on {}",
-        provider.name()
+        provider.attributes().name
     );
 }
 

@@ -18,8 +18,8 @@ use smbdirect::{
         memory::{DeregisterError, RegisterError, Registration},
         provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair},
         work::{
-            Access, Completion, Inline, Limits, ProviderError, RemoteAddress, Room, Teardown,
-            Token, WorkId, WorkRequest,
+            Access, Completion, Inline, ProviderError, RemoteAddress, Room, Teardown, Token,
+            WorkId, WorkRequest,
         },
     },
 };
@@ -237,20 +237,8 @@ struct Watched<P> {
 }
 
 impl<P: Provider> Provider for Watched<P> {
-    fn name(&self) -> &'static str {
-        self.provider.name()
-    }
-
-    fn default_port(&self) -> u16 {
-        self.provider.default_port()
-    }
-
-    fn limits(&self) -> Limits {
-        self.provider.limits()
-    }
-
-    fn negotiates_read_depths(&self) -> bool {
-        self.provider.negotiates_read_depths()
+    fn attributes(&self) -> provider::ProviderAttributes {
+        self.provider.attributes()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -282,10 +270,6 @@ struct WatchedQueuePair {
 }
 
 impl QueuePair for WatchedQueuePair {
-    fn limits(&self) -> Limits {
-        self.queue_pair.limits()
-    }
-
     fn room(&self) -> Room {
         self.queue_pair.room()
     }
@@ -294,8 +278,8 @@ impl QueuePair for WatchedQueuePair {
         self.queue_pair.post(work);
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) {
-        self.queue_pair.flush(context);
+    fn flush(&mut self, context: &mut Context<'_>, until: u64) {
+        self.queue_pair.flush(context, until);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -306,8 +290,8 @@ impl QueuePair for WatchedQueuePair {
         completion
     }
 
-    fn has_completion(&self) -> bool {
-        self.queue_pair.has_completion()
+    fn needs_poll(&self) -> bool {
+        self.queue_pair.needs_poll()
     }
 
     fn disconnect(&mut self, how: Teardown) {

@@ -82,7 +82,7 @@ impl Judge {
     /// # Errors
     /// There is no SMB Direct server at the address, or a capture cannot be written.
     pub(super) fn servers(mut self, servers: Servers, waits: &Waits) -> Result<bool> {
-        let (address, transport) = (servers.address, servers.provider.name());
+        let (address, transport) = (servers.address, servers.provider.attributes().name);
         let mut server = RdmaServer::new(servers.provider, address)?;
         if let Some(watch) = self.captures.watch() {
             server = server.with_watch(watch);
@@ -142,7 +142,7 @@ impl Judge {
     /// # Errors
     /// The address cannot be used, or a capture cannot be written.
     pub(super) fn clients(mut self, clients: Clients, waits: &Waits) -> Result<bool> {
-        let transport = clients.provider.name();
+        let transport = clients.provider.attributes().name;
         let waiting = self.output.waiting();
         let mut client = RdmaClient::listen(&*clients.provider, clients.address, waiting)
             .map_err(|error| anyhow!("cannot listen on {}: {error}", clients.address))?;

@@ -13,7 +13,7 @@ use crate::{
     driver::{Condition, Driver, Shared, State, now},
     engine::{self, Config, ConnectionError},
     rdma::{
-        provider::{ConnectRequest, Connected, Provider, connection_span},
+        provider::{ConnectRequest, Connected, Provider, ProviderAttributes, connection_span},
         work::{Limits, ProviderError, ProviderErrorKind},
     },
     wire::IrdOrd,
@@ -85,19 +85,14 @@ impl Connection {
         connected: Connected,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
-        let Connected {
-            queue_pair,
-            remote_address,
-            local_address,
-            ..
-        } = connected;
+        let (local_address, remote_address) = (connected.local_address, connected.remote_address);
         #[cfg(feature = "metrics")]
         let role = if engine.is_active() {
             metrics::Role::Active
         } else {
             metrics::Role::Passive
         };
-        let shared = Shared::new(engine, queue_pair, config);
+        let shared = Shared::new(engine, connected, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
         let negotiated = shared
@@ -119,8 +114,12 @@ impl Connection {
 /// Returns the read depths of this end for the private data (section 6), or `None` if the provider negotiates
 /// them.
 pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
-    let limits = provider.limits();
-    (!provider.negotiates_read_depths()).then(|| IrdOrd {
+    let ProviderAttributes {
+        limits,
+        negotiates_read_depths,
+        ..
+    } = provider.attributes();
+    (!negotiates_read_depths).then(|| IrdOrd {
         ird: limits.max_inbound_reads.max(1),
         ord: limits.max_outbound_reads.max(1),
     })
@@ -142,8 +141,8 @@ fn no_rdma_connection() -> ProviderError {
 /// Returns the limits of a new connection, lowered to the read depths of the acceptor's answer
 /// (section 6).
 fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, ProviderError> {
-    let mut limits = connected.queue_pair.limits();
-    if provider.negotiates_read_depths() {
+    let mut limits = connected.limits;
+    if provider.attributes().negotiates_read_depths {
         return Ok(limits);
     }
     let answer = IrdOrd::decode(&connected.private_data)

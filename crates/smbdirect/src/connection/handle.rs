@@ -346,7 +346,7 @@ impl Connection {
     /// though: while a future polls, nothing else runs on its thread, and on a runtime with one thread
     /// not even the connection's own task. A busy peer answers within some tens of microseconds.
     pub fn set_busy_poll(&self, duration: Duration) {
-        self.shared().with(|state| state.set_spin_window(duration));
+        self.shared().with(|state| state.set_busy_poll(duration));
     }
 
     // Registered buffers

@@ -4,6 +4,7 @@
 use std::{
     future::poll_fn,
     hint::spin_loop,
+    mem,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -66,22 +67,12 @@ impl Shared {
                     state.poll_once(window.now);
                 }
                 if let Some(result) = poll(state) {
-                    if state.deferred_work {
-                        state.wake_task();
-                    }
                     settle(state, false);
                     return Some(Poll::Ready(result));
                 }
-                // Do not sleep while completions that were taken still ask for work.
-                if state.drain_deferred()
-                    && let Some(result) = poll(state)
-                {
-                    settle(state, false);
-                    return Some(Poll::Ready(result));
-                }
-                if !state.spin_window.is_zero()
+                if !state.busy_poll.is_zero()
                     && window
-                        .get_or_insert_with(|| SpinWindow::new(state.spin_window))
+                        .get_or_insert_with(|| SpinWindow::new(state.busy_poll))
                         .is_open()
                 {
                     return None;
@@ -100,23 +91,19 @@ impl Shared {
 impl State {
     /// Takes one completion, if there is one. `now` may be some spins old.
     ///
-    /// The upper layer usually replies to a received message, so the work that the message causes is
-    /// deferred and leaves with the reply. Work that was gathered or deferred earlier is done in this
-    /// call, because the driver task may not run while a future spins.
+    /// The upper layer usually replies to a received message, so the work that the message causes leaves with the
+    /// reply, or is left to the driver task. That task may not run while a future spins, so what is left to it is
+    /// done in the next call.
     fn poll_once(&mut self, now: Instant) {
-        self.begin_turn();
-        let found = self.queue_pair.busy_poll();
-        if !found && !self.deferred_work && self.gathered_count == 0 {
-            return;
-        }
-        let waker = self.task_waker.clone();
-        let context = &mut Context::from_waker(&waker);
-        let completed = found && self.take_completions(now, context, 1, false) > 0;
-        self.wake_task_if_deferred();
-        if self.deferred_work || self.gathered_count > 0 {
+        if self.schedule.has_burst() || mem::take(&mut self.wake_pending) {
             self.drive(now);
-        } else if completed {
-            self.deferred_work = true;
+        }
+        if self.queue_pair.busy_poll() {
+            let waker = self.task_waker.clone();
+            let context = &mut Context::from_waker(&waker);
+            self.schedule.begin_poll(false);
+            self.take_completions(now, context, 1, false);
+            self.wake_task();
         }
     }
 }

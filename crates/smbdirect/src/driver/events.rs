@@ -26,9 +26,7 @@ impl State {
                     let before = self.inbox.cost();
                     self.inbox.push(payload, remaining, invalidated);
                     if remaining == 0 {
-                        self.budget.message_bytes += self.inbox.cost() - before;
-                        // The next message may be the reply, which must not wait as part of a burst.
-                        self.last_flush = None;
+                        self.schedule.message_arrived(self.inbox.cost() - before);
                         self.wake(Condition::Message);
                     }
                     self.wake(Condition::Segment);
@@ -43,7 +41,8 @@ impl State {
                     buffer,
                     completed,
                 } => {
-                    self.budget.read_bytes += buffer.as_ref().map_or(0, BytesMut::len);
+                    let bytes = buffer.as_ref().map_or(0, BytesMut::len);
+                    self.schedule.read_finished(bytes);
                     let result = if completed {
                         Ok(())
                     } else {
@@ -115,9 +114,9 @@ impl State {
         self.take_rare_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        self.begin_turn();
+        self.schedule.begin_poll(false);
         while self.take_completions(now, context, COMPLETIONS_PER_ROUND, false) > 0 {
-            self.begin_turn();
+            self.schedule.begin_poll(false);
         }
         self.finished = true;
         let reason = self.reason();

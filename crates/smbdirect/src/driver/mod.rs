@@ -9,10 +9,8 @@
 //! | `shared` | the mutex, and the wake-ups that follow its release |
 //! | `state` | what the mutex protects, and the operations that the handles call |
 //! | `registrations` | registered buffers, and the release of those that were dropped |
-//! | `gather` | when a message is flushed by its sender and when the task flushes it with others |
+//! | `schedule` | when a message is flushed, how much one poll moves, and when an idle end polls before it sleeps |
 //! | `rounds` | the poll rounds: completions, posts, flush |
-//! | `budget` | how much one turn moves before other tasks run |
-//! | `turns` | which of the connections of one thread moves bulk data next |
 //! | `waiting` | the futures that wait for a change, by what they wait for |
 //! | `events` | what the engine reports, and the end of the connection |
 //! | `metered` | what the feature `metrics` reads and counts |
@@ -21,20 +19,18 @@
 //! | `handover` | what happens to a connection whose runtime ends |
 //! | `clock` | tokio's clock, which tests can stop |
 
-mod budget;
 mod busy_poll;
 mod clock;
 mod events;
-mod gather;
 mod handover;
 #[cfg(feature = "metrics")]
 mod metered;
 mod registrations;
 mod rounds;
+mod schedule;
 mod shared;
 mod state;
 mod task;
-mod turns;
 mod waiting;
 
 #[cfg(test)]

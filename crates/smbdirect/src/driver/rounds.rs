@@ -5,12 +5,8 @@ use std::{
     time::Instant,
 };
 
-use super::clock::now;
-use super::{state::State, waiting::Condition};
-use crate::{
-    rdma::work::{Completion, Room, WorkRequest},
-    runtime::{has_one_thread, take_deferred, wake_after_io_poll},
-};
+use super::{clock::now, schedule::Flush, state::State, waiting::Condition};
+use crate::rdma::work::{Completion, Room, WorkRequest};
 
 /// Completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
@@ -21,60 +17,82 @@ const READS_BEFORE_DEADLINE: usize = 32;
 const ROUNDS_PER_DRIVE: usize = 2;
 
 impl State {
-    /// Runs the engine and the queue pair until both have nothing to do or the turn budget is spent. In
-    /// the latter case the driver task continues after other tasks.
+    /// Flushes the `count` messages, reads and writes of `bytes` bytes in total that were just submitted, or leaves
+    /// them to the driver task.
+    pub(super) fn submitted(&mut self, count: usize, bytes: usize) {
+        match self.schedule.submit(count, bytes) {
+            Flush::Now { in_burst } => {
+                // During a burst the driver task has not run, and this caller also takes the completions that
+                // the task would have taken.
+                self.drive_unless(!in_burst, now());
+                self.schedule.flushed(now());
+            }
+            Flush::Task => self.wake_task(),
+            Flush::WokenTask => {}
+        }
+    }
+
+    /// Runs the engine and the queue pair, in a caller. What is left to do then is done by the driver task.
     pub(super) fn drive(&mut self, now: Instant) {
-        self.begin_turn();
         // The driver task has taken all earlier completions, or it is woken and will take them.
-        self.run_callers_rounds(now, true);
+        self.drive_unless(true, now);
     }
 
-    /// Runs poll rounds in the caller of an operation, as [`run_rounds`](Self::run_rounds) does.
-    pub(super) fn run_callers_rounds(&mut self, now: Instant, drained: bool) {
-        self.run_rounds(now, drained);
-        self.wake_task_if_deferred();
-    }
-
-    /// Wakes the driver task if a caller has deferred a wake-up of it, and the runtime of the caller may not keep
-    /// that promise: it may block before its next poll of the sockets, or return from `block_on`.
-    pub(super) fn wake_task_if_deferred(&mut self) {
-        if take_deferred() && (self.turn.has_one_thread() || has_one_thread()) {
+    fn drive_unless(&mut self, drained: bool, now: Instant) {
+        let waker = self.task_waker.clone();
+        let all_done = self.run(now, &mut Context::from_waker(&waker), drained);
+        // After bulk data, the task may poll rather than sleep.
+        if self.end_poll() || !all_done {
             self.wake_task();
         }
     }
 
-    /// Runs poll rounds. `drained` is true if the caller has taken all earlier completions, so that only
-    /// work that these rounds post can complete.
+    /// Records what this poll or call has moved, and whether a limit has ended it. Returns whether it has moved bulk
+    /// data.
+    pub(super) fn end_poll(&mut self) -> bool {
+        let usage = self.queue_pair.usage();
+        let all_moved = !self.schedule.is_over() && !self.queue_pair.needs_poll();
+        self.schedule
+            .end_poll(all_moved, usage.sent + usage.received)
+    }
+
+    /// Runs poll rounds until there is nothing to do or the poll is over, and returns whether there is nothing to
+    /// do. `drained` is true if the caller has taken all earlier completions, so that only work that these
+    /// rounds post can complete.
     #[inline(never)]
-    pub(super) fn run_rounds(&mut self, now: Instant, mut drained: bool) {
-        (self.gathered_bytes, self.gathered_count) = (0, 0);
-        self.deferred_work = false;
-        let waker = self.task_waker.clone();
-        let context = &mut Context::from_waker(&waker);
+    pub(super) fn run(
+        &mut self,
+        now: Instant,
+        context: &mut Context<'_>,
+        mut drained: bool,
+    ) -> bool {
+        let sends_messages = self.engine.queued_messages() > 0;
+        let until = match self.schedule.begin_poll(sends_messages) {
+            Some(bytes) => self.queue_pair.usage().sent + bytes,
+            None => u64::MAX,
+        };
+        self.schedule.begin_flush();
+        if !drained {
+            let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, false);
+            drained = taken < COMPLETIONS_PER_ROUND;
+        }
+        let mut all_done = false;
         for _ in 0..ROUNDS_PER_DRIVE {
-            self.post_work(now, context);
-            if self.budget.is_spent() {
+            self.post_work(now);
+            self.queue_pair.flush(context, until);
+            if self.schedule.is_over() {
                 break;
             }
             // The flush may have completed work. If it did not, the engine has no new work to post.
             let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, drained);
             if taken == 0 {
-                self.after_drive();
-                return;
+                all_done = !self.queue_pair.needs_poll();
+                break;
             }
             drained = taken < COMPLETIONS_PER_ROUND;
         }
-        self.after_drive();
-        self.yield_to_runtime(context);
-    }
-
-    /// Schedules the driver task to continue after other tasks.
-    fn yield_to_runtime(&mut self, context: &mut Context<'_>) {
-        if self.budget.may_skip_io_poll() {
-            self.wake_task();
-        } else {
-            wake_after_io_poll(context);
-        }
+        self.after_run();
+        all_done
     }
 
     /// Handles the timers of the engine that are due, after what can be read was taken.
@@ -91,11 +109,11 @@ impl State {
         let waker = self.task_waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..READS_BEFORE_DEADLINE {
-            self.begin_turn();
-            let before = self.queue_pair.wire_bytes().map(|bytes| bytes.received);
+            self.schedule.begin_poll(false);
+            let before = self.queue_pair.usage().received;
             self.queue_pair.busy_poll();
             let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, false);
-            let after = self.queue_pair.wire_bytes().map(|bytes| bytes.received);
+            let after = self.queue_pair.usage().received;
             if taken == 0 && before == after {
                 return true;
             }
@@ -112,7 +130,7 @@ impl State {
         all_read
     }
 
-    /// Takes up to `limit` completions, stops early when the turn budget is spent, and returns how many
+    /// Takes up to `limit` completions, stops early when the poll is over, and returns how many
     /// it took. If the queue pair is `drained`, only work that was posted since can have completed.
     #[inline(never)]
     pub(super) fn take_completions(
@@ -124,8 +142,8 @@ impl State {
     ) -> usize {
         let mut taken = 0;
         while taken < limit
-            && !self.budget.is_spent()
-            && (!drained || self.queue_pair.has_completion())
+            && !self.schedule.is_over()
+            && (!drained || self.queue_pair.needs_poll())
         {
             let polled = self.queue_pair.poll_completion(context);
             match &polled {
@@ -138,7 +156,7 @@ impl State {
                     }
                 }
                 Poll::Pending => {
-                    self.inbox.set_lent(self.queue_pair.lent_bytes(), true);
+                    self.inbox.set_lent(self.queue_pair.usage().lent, true);
                     return taken;
                 }
             }
@@ -148,13 +166,15 @@ impl State {
             self.take_events();
         }
         if taken > 0 {
-            self.inbox.set_lent(self.queue_pair.lent_bytes(), false);
+            let is_drained = drained && !self.queue_pair.needs_poll();
+            self.inbox
+                .set_lent(self.queue_pair.usage().lent, is_drained);
         }
         taken
     }
 
-    /// Posts the work that the engine wants, as far as there is room, and flushes it.
-    fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
+    /// Posts the work that the engine wants, as far as there is room.
+    fn post_work(&mut self, now: Instant) {
         if self.engine.is_idle() {
             return;
         }
@@ -165,7 +185,7 @@ impl State {
                 Some(WorkRequest::Receive { count, .. }) => room.receives -= *count as usize,
                 Some(_) => {
                     room.sends -= 1;
-                    self.last_flush = Some(now);
+                    self.schedule.flushed(now);
                 }
                 None => break,
             }
@@ -175,18 +195,12 @@ impl State {
             }
         }
         self.take_rare_events();
-        self.queue_pair.flush(context);
     }
 
-    /// Does what every drive ends with: releases orphaned registrations, and wakes the futures and the
+    /// Does what every run ends with: releases orphaned registrations, and wakes the futures and the
     /// driver task if they have to act.
-    fn after_drive(&mut self) {
+    fn after_run(&mut self) {
         self.starved = self.engine.wants_receives();
-        if let Some(bytes) = self.queue_pair.wire_bytes()
-            && self.turn.record(bytes.sent + bytes.received)
-        {
-            self.wake_task();
-        }
         if !self.orphans.is_empty() {
             self.reclaim_orphans();
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{state::State, waiting::Condition};
-use crate::{engine, rdma::provider::QueuePair, waiters::Place};
+use crate::{engine, rdma::provider::Connected, waiters::Place};
 
 /// What the handles and the driver task of one connection share.
 #[derive(Debug)]
@@ -19,11 +19,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         engine: engine::Connection,
-        queue_pair: Box<dyn QueuePair>,
+        connected: Connected,
         config: &engine::Config,
     ) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State::new(engine, queue_pair, config)),
+            state: Mutex::new(State::new(engine, connected, config)),
         })
     }
 

@@ -10,9 +10,8 @@ use bytes::{Bytes, BytesMut};
 use tracing::Span;
 
 use super::{
-    budget::TurnBudget,
     clock::now,
-    turns::Turn,
+    schedule::Schedule,
     waiting::{Condition, Waiting},
 };
 use crate::{
@@ -21,7 +20,10 @@ use crate::{
         TransferFault, TransferId,
     },
     inbox::{Inbox, Segment},
-    rdma::{provider::QueuePair, work::Token},
+    rdma::{
+        provider::{Connected, QueuePair},
+        work::Token,
+    },
     waiters::{Abandoned, Waiters},
     wire::BufferDescriptorV1,
 };
@@ -57,25 +59,16 @@ pub(crate) struct State {
     pub(super) task_waker: Waker,
     /// The driver task was woken and has not run since.
     pub(super) wake_pending: bool,
-    pub(super) budget: TurnBudget,
-    pub(super) turn: Turn,
-    /// Bytes of the work that was submitted and not flushed.
-    pub(super) gathered_bytes: usize,
-    /// Messages, reads and writes that were submitted and not flushed.
-    pub(super) gathered_count: usize,
-    /// A completion was taken, and the work that it causes was deferred to leave with the reply.
-    pub(super) deferred_work: bool,
+    pub(super) schedule: Schedule,
     /// When the timer of the driver task fires.
     pub(super) armed: Option<Instant>,
-    /// When work was last posted, or `None` if the next message is to be flushed immediately.
-    pub(super) last_flush: Option<Instant>,
     /// Bytes that untaken messages and posted receives may occupy together.
     pub(super) receive_buffer: usize,
     pub(super) max_receive_size: usize,
     /// The engine wants receives for which untaken messages leave no room.
     pub(super) starved: bool,
-    /// How long a receiving future spins before it sleeps.
-    pub(super) spin_window: Duration,
+    /// How long a receiving future busy-polls before it sleeps.
+    pub(super) busy_poll: Duration,
     #[cfg(feature = "metrics")]
     pub(super) metered: crate::metrics::Metered,
 }
@@ -83,13 +76,13 @@ pub(crate) struct State {
 impl State {
     pub(super) fn new(
         engine: engine::Connection,
-        queue_pair: Box<dyn QueuePair>,
+        connected: Connected,
         config: &engine::Config,
     ) -> Self {
         Self {
             engine,
-            inbox: Inbox::new(queue_pair.is_zero_copy()),
-            queue_pair,
+            inbox: Inbox::new(connected.is_zero_copy),
+            queue_pair: connected.queue_pair,
             sends: Waiters::default(),
             transfers: Waiters::default(),
             waiting: Waiting::default(),
@@ -104,17 +97,12 @@ impl State {
             wakes: Vec::new(),
             task_waker: Waker::noop().clone(),
             wake_pending: false,
-            budget: TurnBudget::new(),
-            turn: Turn::default(),
-            gathered_bytes: 0,
-            gathered_count: 0,
-            deferred_work: false,
+            schedule: Schedule::new(connected.poll_window),
             armed: None,
-            last_flush: None,
             receive_buffer: config.receive_buffer(),
             max_receive_size: config.max_receive_size as usize,
             starved: false,
-            spin_window: Duration::ZERO,
+            busy_poll: Duration::ZERO,
             #[cfg(feature = "metrics")]
             metered: crate::metrics::Metered::default(),
         }
@@ -142,7 +130,7 @@ impl State {
         if prompt {
             self.engine.prompt_answer();
         }
-        self.flush_or_defer(1, length);
+        self.submitted(1, length);
         Ok(index)
     }
 
@@ -167,7 +155,7 @@ impl State {
         });
         messages.drain(..sent);
         if sent > 0 {
-            self.flush_or_defer(sent, length);
+            self.submitted(sent, length);
         }
         if let Err(error) = result {
             self.sends.remove(index);
@@ -218,7 +206,7 @@ impl State {
     /// is about to be sent.
     pub(crate) fn submit_prompt(&mut self) {
         self.engine.prompt();
-        self.flush_or_defer(1, 0);
+        self.submitted(1, 0);
     }
 
     // Reads and writes
@@ -236,7 +224,7 @@ impl State {
         if let Err((fault, buffer)) = self.engine.read(id, from, offset, into) {
             self.fail_transfer(index, (Some(buffer), Err(fault)));
         }
-        self.flush_or_defer(1, length);
+        self.submitted(1, length);
         index
     }
 
@@ -253,7 +241,7 @@ impl State {
         if let Err(fault) = self.engine.write(id, to, offset, data) {
             self.fail_transfer(index, (None, Err(fault)));
         }
-        self.flush_or_defer(1, length);
+        self.submitted(1, length);
         index
     }
 
@@ -301,17 +289,17 @@ impl State {
     #[inline]
     pub(crate) fn taken(&mut self) {
         if self.starved {
-            if self.turn.allows_callers() {
-                self.drive(now());
-            } else {
+            if self.schedule.takes_turns() {
                 self.wake_task();
+            } else {
+                self.drive(now());
             }
         }
     }
 
-    /// Sets how long a receiving future spins before it sleeps.
-    pub(crate) fn set_spin_window(&mut self, length: Duration) {
-        self.spin_window = length;
+    /// Sets how long a receiving future busy-polls before it sleeps.
+    pub(crate) fn set_busy_poll(&mut self, duration: Duration) {
+        self.busy_poll = duration;
     }
 
     // The connection
@@ -356,10 +344,8 @@ impl State {
         let mut statistics = self.engine.statistics();
         statistics.regions = self.regions;
         statistics.registrations = self.registrations;
-        if let Some(bytes) = self.queue_pair.wire_bytes() {
-            statistics.wire_bytes_sent = bytes.sent;
-            statistics.wire_bytes_received = bytes.received;
-        }
+        let usage = self.queue_pair.usage();
+        (statistics.wire_bytes_sent, statistics.wire_bytes_received) = (usage.sent, usage.received);
         if let Some(since) = self.engine.credit_stall() {
             statistics.credit_stall_time += now().saturating_duration_since(since);
         }
@@ -406,18 +392,6 @@ impl State {
     /// Returns why the connection is over, once its queue pair is disconnected too.
     pub(crate) fn final_reason(&mut self) -> Option<ConnectionError> {
         self.finished.then(|| self.reason())
-    }
-
-    /// Begins a turn: the budget is whole again.
-    #[inline]
-    pub(super) fn begin_turn(&mut self) {
-        self.budget.reset();
-        let sends_messages =
-            self.engine.queued_messages() > 0 && self.engine.credits().send_credits > 0;
-        let limit = self.turn.limit();
-        if let Some(limit) = self.budget.set_limit(limit, sends_messages) {
-            self.queue_pair.begin_turn(limit);
-        }
     }
 
     // Wake-ups

@@ -1,36 +1,38 @@
 //! The driver task of a connection, which its socket and its timer wake.
-//!
-//! On a runtime with one thread, the task defers the work that a single message causes until the
-//! futures that the message woke have run, because they usually send a reply.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     mem,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
-use tokio::time::{Instant, Sleep, sleep_until};
-
-use super::{
-    clock::now, handover::delay_end_of_thread, rounds::COMPLETIONS_PER_ROUND, shared::Shared,
-    turns::Turn,
+use tokio::{
+    task::yield_now,
+    time::{Instant, Sleep, sleep_until},
 };
-use crate::runtime::{has_one_thread, take_deferred};
+
+use super::{clock::now, handover::delay_end_of_thread, shared::Shared, state::State};
 
 /// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
 /// released. If its runtime ends first, the runtime of the library continues with a new task.
 #[derive(Debug)]
 pub(crate) struct Driver {
     shared: Arc<Shared>,
-    sleep: Pin<Box<Sleep>>,
-    /// The runtime has one thread, so that a task that this one wakes runs after this one returns and
-    /// before this one runs again. Tasks on other threads and the future given to `block_on` do not
-    /// follow that order. Deferring work for them only makes this task run twice for a message.
-    current_thread: bool,
     /// Whether a poll has begun and not returned: if the task is dropped then, the poll has panicked.
     in_poll: bool,
+}
+
+/// What the task does after a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Waits until something wakes it.
+    Sleep,
+    /// Polls again after the runtime has run other tasks and polled its sockets.
+    Poll,
+    /// Ends.
+    End,
 }
 
 impl Driver {
@@ -39,112 +41,145 @@ impl Driver {
     /// # Panics
     /// Panics outside a tokio runtime.
     pub(crate) fn spawn(shared: Arc<Shared>) {
-        tokio::spawn(Self::new(shared));
+        tokio::spawn(Self::new(shared).run());
     }
 
     /// Creates the task of the current tokio runtime.
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let sleep = Box::pin(sleep_until(Instant::now()));
-        let current_thread = has_one_thread();
-        if current_thread {
-            shared.with(|state| state.turn = Turn::on_this_runtime());
-        }
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.with(|state| state.schedule.join_thread());
         Self {
             shared,
-            sleep,
-            current_thread,
             in_poll: false,
         }
     }
-}
 
-impl Future for Driver {
-    type Output = ();
+    async fn run(mut self) {
+        let mut sleep = pin!(sleep_until(Instant::now()));
+        loop {
+            let crowd = self.shared.with(|state| state.schedule.crowd());
+            let turn = match &crowd {
+                Some(crowd) => Some(crowd.turn().await),
+                None => None,
+            };
+            let poll = poll_fn(|context| Poll::Ready(self.poll(context, sleep.as_mut())));
+            match poll.await {
+                Next::End => return,
+                Next::Sleep => {
+                    drop(turn);
+                    sleep_once().await;
+                }
+                Next::Poll => {
+                    yield_now().await;
+                    if turn.is_some() {
+                        // The runtime has polled its sockets. The turn lasts until the tasks that were woken by
+                        // this have run, so that they do not wait for the next turn, too.
+                        yield_now().await;
+                    }
+                }
+            }
+        }
+    }
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Self {
-            shared,
-            sleep,
-            current_thread,
-            in_poll,
-        } = self.get_mut();
-        *in_poll = true;
+    /// Polls once. Unless the result is [`Next::Poll`], `context` is woken when there is more to do.
+    fn poll(&mut self, context: &mut Context<'_>, sleep: Pin<&mut Sleep>) -> Next {
+        self.in_poll = true;
         let mut old = None;
-        let polled = shared.with(|state| {
+        let next = self.shared.with(|state| {
             if !state.task_waker.will_wake(context.waker()) {
                 let waker = context.waker().clone();
                 old = Some(mem::replace(&mut state.task_waker, waker));
             }
             state.wake_pending = false;
-            if !state.turn.begin(context) {
-                return Poll::Pending;
-            }
-            loop {
-                let now = now();
-                if state.engine.poll_timeout().is_some_and(|due| due <= now) {
-                    state.handle_timers(now);
-                }
-                // The task reads the engine's deadline before it returns, so no drive has to wake it
-                // for an earlier one.
-                state.armed = Some(now);
-                // Usually a message has arrived. The work that it causes leaves with the work that was
-                // gathered for the task.
-                state.begin_turn();
-                let mut taken = state.take_completions(now, context, 1, false);
-                if *current_thread && state.turn.allows_callers() && state.defer_work_for_reply() {
-                    return Poll::Pending;
-                }
-                if taken > 0 {
-                    taken += state.take_completions(now, context, COMPLETIONS_PER_ROUND - 1, false);
-                }
-                state.run_rounds(now, taken < COMPLETIONS_PER_ROUND);
-                if state.finished && state.orphans.is_empty() {
-                    return Poll::Ready(());
-                }
-                state.armed = state.engine.poll_timeout();
-                let Some(due) = state.armed else {
-                    return Poll::Pending;
-                };
-                let due = Instant::from_std(due);
-                if sleep.deadline() > due || sleep.is_elapsed() {
-                    sleep.as_mut().reset(due);
-                } else {
-                    // The timer stays set to an earlier deadline that no longer counts, and is set to
-                    // the current one when it fires. Resetting it for each message would cost more.
-                    state.armed = Some(sleep.deadline().into_std());
-                }
-                if sleep.as_mut().poll(context).is_pending() {
-                    return Poll::Pending;
-                }
-            }
+            state.poll_task(context, sleep)
         });
         drop(old);
-        // The runtime keeps the wake-ups that a task has deferred.
-        take_deferred();
-        *in_poll = false;
-        polled
+        self.in_poll = false;
+        next
+    }
+}
+
+/// Waits until the task is woken.
+async fn sleep_once() {
+    let mut woken = false;
+    poll_fn(|_| {
+        if mem::replace(&mut woken, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
+impl State {
+    fn poll_task(&mut self, context: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> Next {
+        loop {
+            let now = now();
+            if self.engine.poll_timeout().is_some_and(|due| due <= now) {
+                self.handle_timers(now);
+            }
+            // The task reads the engine's deadline before it returns, so no drive has to wake it
+            // for an earlier one.
+            self.armed = Some(now);
+            let is_turn = self.schedule.takes_turns();
+            // While the task polls without sleeping, the peer and the runtime need not wake it.
+            let is_polling = self.schedule.is_polling();
+            let all_done = if is_polling {
+                self.run(now, &mut Context::from_waker(Waker::noop()), false)
+            } else {
+                self.run(now, context, false)
+            };
+            if self.finished && self.orphans.is_empty() {
+                return Next::End;
+            }
+            let is_bulk = self.end_poll();
+            if !all_done || is_turn && is_bulk || self.polls_again() {
+                return Next::Poll;
+            }
+            if !is_polling && self.arm(context, sleep.as_mut()) {
+                return Next::Sleep;
+            }
+        }
+    }
+
+    /// Returns whether the task is to poll again although nothing is left to do.
+    fn polls_again(&mut self) -> bool {
+        let usage = self.queue_pair.usage();
+        self.schedule.polls_again(usage.sent, usage.received)
+    }
+
+    /// Sets the timer of the task to the deadline of the engine. Returns false if that has passed.
+    fn arm(&mut self, context: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> bool {
+        self.armed = self.engine.poll_timeout();
+        let Some(due) = self.armed else { return true };
+        let due = Instant::from_std(due);
+        if sleep.deadline() > due || sleep.is_elapsed() {
+            sleep.as_mut().reset(due);
+        } else {
+            // The timer stays set to an earlier deadline that no longer counts, and is set to
+            // the current one when it fires. Resetting it for each message would cost more.
+            self.armed = Some(sleep.deadline().into_std());
+        }
+        sleep.poll(context).is_pending()
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let (mut turn, background) = self.shared.with(|state| {
-            let turn = mem::take(&mut state.turn);
+        let background = self.shared.with(|state| {
             if state.finished {
-                return (turn, None);
+                return None;
             }
             // A task that panicked would panic again.
             let background = (!self.in_poll).then(|| state.change_runtime()).flatten();
             if background.is_none() {
                 state.give_up();
             }
-            (turn, background)
+            background
         });
-        // This wakes the task of another connection, so it is done without the lock.
-        turn.leave();
         if let Some(background) = background {
             let shared = self.shared.clone();
-            background.spawn(async move { Self::new(shared).await });
+            background.spawn(async move { Self::new(shared).run().await });
             delay_end_of_thread(&self.shared);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    future::{Future, poll_fn},
+    future::Future,
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -16,21 +16,18 @@ use bytes::{Bytes, BytesMut};
 use tokio::{runtime::Builder, task::yield_now};
 
 use super::{
-    Condition, Driver, Shared, State,
-    budget::{MESSAGE_BUDGET_BYTES, READ_BUDGET_BYTES},
-    gather::MAX_GATHERED_COUNT,
-    now,
+    Condition, Driver, Shared, State, now,
+    schedule::{MAX_BURST_COUNT, POLL_BYTES},
 };
 use crate::{
     engine::{self, Config, MessageId, TransferId},
     rdma::{
         memory::{DeregisterError, RegisterError, Registration},
-        provider::QueuePair,
+        provider::{Connected, QueuePair},
         work::{
             Access, Completion, Disconnect, Limits, Room, Teardown, Token, WorkId, WorkRequest,
         },
     },
-    runtime::wake_after_io_poll,
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
 };
 
@@ -46,10 +43,6 @@ struct Lists {
     done: VecDeque<Completion>,
     /// Calls of `poll_completion`.
     polls: usize,
-    /// `has_completion` and `busy_poll` return false.
-    denies: bool,
-    /// `flush` leaves work for later.
-    yields: bool,
     /// After the scripted completions there is always another one, which means nothing.
     endless: bool,
 }
@@ -65,19 +58,17 @@ impl Lists {
 /// A Send that the engine has not posted.
 const NO_WORK: WorkId = WorkId(1);
 
-impl QueuePair for Script {
-    fn limits(&self) -> Limits {
-        Limits {
-            max_send_queue: 100,
-            max_receive_queue: 1000,
-            max_outbound_reads: 16,
-            max_inbound_reads: 0,
-            max_transfer: u32::MAX,
-            send_with_invalidate: false,
-            packet_bytes: None,
-        }
-    }
+const LIMITS: Limits = Limits {
+    max_send_queue: 100,
+    max_receive_queue: 1000,
+    max_outbound_reads: 16,
+    max_inbound_reads: 0,
+    max_transfer: u32::MAX,
+    send_with_invalidate: false,
+    packet_bytes: None,
+};
 
+impl QueuePair for Script {
     fn room(&self) -> Room {
         Room {
             sends: 100,
@@ -89,11 +80,7 @@ impl QueuePair for Script {
         self.0.lock().unwrap().posted.push_back(work);
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) {
-        if self.0.lock().unwrap().yields {
-            wake_after_io_poll(context);
-        }
-    }
+    fn flush(&mut self, _: &mut Context<'_>, _: u64) {}
 
     fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
         let mut lists = self.0.lock().unwrap();
@@ -101,12 +88,13 @@ impl QueuePair for Script {
         lists.next().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn has_completion(&self) -> bool {
-        !self.0.lock().unwrap().denies
+    fn needs_poll(&self) -> bool {
+        let lists = self.0.lock().unwrap();
+        lists.endless || !lists.done.is_empty()
     }
 
     fn busy_poll(&mut self) -> bool {
-        self.has_completion()
+        self.needs_poll()
     }
 
     fn disconnect(&mut self, _: Teardown) {}
@@ -132,7 +120,7 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
     let lists = script.0.clone();
     let mut engine = engine::Connection::active(config.clone(), now());
     let receive = engine.negotiate_receive().id();
-    engine.handle_connected(script.limits());
+    engine.handle_connected(LIMITS);
     let mut message = Vec::new();
     let response = NegotiateResponse {
         min_version: VERSION_1_0,
@@ -147,7 +135,16 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
         max_fragmented_size: 131_072,
     };
     response.encode(&mut message);
-    let shared = Shared::new(engine, Box::new(script), &config);
+    let connected = Connected {
+        queue_pair: Box::new(script),
+        limits: LIMITS,
+        is_zero_copy: false,
+        poll_window: Duration::ZERO,
+        remote_address: "192.0.2.1:5445".parse().unwrap(),
+        local_address: "192.0.2.2:1024".parse().unwrap(),
+        private_data: Bytes::new(),
+    };
+    let shared = Shared::new(engine, connected, &config);
     shared.with(|state| state.drive(now()));
     lists.lock().unwrap().done.extend([Completion::Received {
         id: receive,
@@ -181,66 +178,32 @@ fn is_receive(work: &WorkRequest) -> bool {
 }
 
 /// A busy-poll returns a message before it posts the receives that replace those the message consumed.
-/// The receives are posted with the reply.
+/// The receives are posted with the reply, or by the driver task.
 #[test]
-fn reply_flushes_the_work_that_busy_poll_deferred() {
+fn reply_flushes_the_work_that_busy_poll_left() {
     let (shared, lists) = established();
     let send = || {
         shared.with(|state| {
+            state.schedule.message_arrived(0);
             queue_message(state, "reply");
-            state.flush_or_defer(1, 5);
+            state.submitted(1, 5);
         });
         let posted = lists.lock().unwrap().posted.split_off(0);
         let receives = posted.iter().filter(|work| is_receive(work)).count();
         (receives, posted.len() - receives)
     };
-    shared.with(|state| state.last_flush = None);
     assert_eq!(send(), (0, 1), "the message gives the peer its credits");
     lists.lock().unwrap().done.push_back(segment(0));
-    shared.with(|state| state.spin_window = Duration::from_secs(60));
+    shared.with(|state| {
+        state.busy_poll = Duration::from_secs(60);
+        // As if the driver task had run.
+        state.wake_pending = false;
+    });
     let context = &mut Context::from_waker(Waker::noop());
     let found = shared.busy_poll(context, Condition::Message, State::take_message);
     assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
     shared.with(|state| assert!(state.wake_pending, "there may be no reply"));
     assert_eq!(send(), (1, 1));
-    shared.with(|state| assert!(!state.deferred_work));
-}
-
-/// On a runtime with one thread, the task lets the futures that it wakes run before it posts receives.
-#[tokio::test]
-async fn task_defers_work_until_the_woken_future_has_run() {
-    for there_is_more in [false, true] {
-        let (shared, lists) = established();
-        give_credits(&shared);
-        Driver::spawn(shared.clone());
-        yield_now().await;
-        let (receiver, told) = (shared.clone(), lists.clone());
-        let waiting = tokio::spawn(async move {
-            poll_fn(|context| receiver.busy_poll(context, Condition::Message, State::take_message))
-                .await;
-            told.lock().unwrap().posted.len()
-        });
-        yield_now().await;
-        *lists.lock().unwrap() = Lists {
-            done: [segment(0)].into(),
-            denies: !there_is_more,
-            ..Lists::default()
-        };
-        shared.with(State::wake_task);
-        let posted = waiting.await.unwrap();
-        assert_eq!(
-            posted,
-            usize::from(there_is_more),
-            "posted before the message was taken"
-        );
-        // There was no reply, so the task posts the receives.
-        yield_now().await;
-        let posted = lists.lock().unwrap().posted.split_off(0);
-        assert!(
-            posted.len() == 1 && posted.iter().all(is_receive),
-            "{posted:?}"
-        );
-    }
 }
 
 /// Takes a message, or notices the end of the connection.
@@ -333,72 +296,14 @@ fn a_dropped_future_leaves_no_waker() {
     assert_eq!(Arc::strong_count(&count), 1);
 }
 
-/// Work that was gathered for the task, or waited for credits, is posted before the woken future runs. The clock
-/// is paused, because work is gathered for 20 us only.
-#[tokio::test(start_paused = true)]
-async fn queued_work_is_not_deferred_for_a_reply() {
-    enum Queued {
-        Message,
-        Messages,
-        Write,
-    }
-    for what in [Queued::Message, Queued::Messages, Queued::Write] {
-        let (shared, lists) = established();
-        give_credits(&shared);
-        Driver::spawn(shared.clone());
-        let (receiver, told) = (shared.clone(), lists.clone());
-        let waiting = tokio::spawn(async move {
-            poll_fn(|context| receiver.busy_poll(context, Condition::Message, message_or_end))
-                .await;
-            told.lock().unwrap().posted.len()
-        });
-        yield_now().await;
-        shared.with(|state| {
-            // The last of the ten credits is spent only with a grant, so later messages wait.
-            let messages = match what {
-                Queued::Message => 1,
-                Queued::Messages => 20,
-                Queued::Write => 0,
-            };
-            for _ in 0..messages {
-                queue_message(state, "message");
-            }
-            if let Queued::Write = what {
-                let to = BufferDescriptorV1 {
-                    offset: 0,
-                    token: 7,
-                    length: 5,
-                };
-                let id = TransferId(state.transfers.insert() as u64);
-                state.engine.write(id, &[to], 0, "write".into()).unwrap();
-            }
-            match what {
-                Queued::Messages => state.drive(now()),
-                Queued::Message | Queued::Write => {
-                    state.last_flush = Some(now());
-                    state.flush_or_defer(1, 5);
-                }
-            }
-            state.last_flush = Some(now());
-        });
-        *lists.lock().unwrap() = Lists {
-            done: [segment_with(1, 0)].into(),
-            denies: true,
-            ..Lists::default()
-        };
-        shared.with(State::wake_task);
-        assert!(waiting.await.unwrap() > 0);
-    }
-}
-
-/// A budget that an earlier turn has spent does not keep a busy-poll from taking a message.
+/// An earlier poll that has taken as much as one poll may does not keep a busy-poll from taking a message.
 #[test]
-fn busy_poll_starts_with_a_fresh_budget() {
+fn busy_poll_is_a_poll_of_its_own() {
     let (shared, lists) = established();
     give_credits(&shared);
     shared.with(|state| {
-        state.budget.message_bytes = MESSAGE_BUDGET_BYTES;
-        state.spin_window = Duration::from_nanos(1);
+        state.schedule.message_arrived(POLL_BYTES);
+        state.busy_poll = Duration::from_nanos(1);
     });
     lists.lock().unwrap().done.push_back(segment(0));
     let context = &mut Context::from_waker(Waker::noop());
@@ -406,10 +311,9 @@ fn busy_poll_starts_with_a_fresh_budget() {
     assert!(found.is_ready());
 }
 
-/// The last spin of a window takes one completion, and the drive before the sleep takes the others: the
-/// rest of a message, or the end of the connection.
+/// The spin takes all completions one by one: the rest of a message, or the end of the connection.
 #[test]
-fn busy_poll_takes_remaining_completions_before_it_sleeps() {
+fn busy_poll_takes_what_has_completed_before_it_sleeps() {
     let flushed = Completion::Flushed {
         id: WorkId(0),
         buffer: None,
@@ -418,7 +322,7 @@ fn busy_poll_takes_remaining_completions_before_it_sleeps() {
     for done in [[segment(1), segment(0)], [flushed, ended]] {
         let (shared, lists) = established();
         give_credits(&shared);
-        shared.with(|state| state.spin_window = Duration::from_nanos(1));
+        shared.with(|state| state.busy_poll = Duration::from_secs(60));
         lists.lock().unwrap().done.extend(done);
         let context = &mut Context::from_waker(Waker::noop());
         assert!(
@@ -434,12 +338,11 @@ fn busy_poll_takes_remaining_completions_before_it_sleeps() {
 fn busy_poll_polls_only_if_something_may_have_completed() {
     let (shared, lists) = established();
     give_credits(&shared);
-    shared.with(|state| state.spin_window = Duration::from_nanos(1));
-    for (denies, polls) in [(true, 0), (false, 1)] {
-        *lists.lock().unwrap() = Lists {
-            denies,
-            ..Lists::default()
-        };
+    shared.with(|state| state.busy_poll = Duration::from_nanos(1));
+    for (done, polls) in [(None, 0), (Some(Completion::Sent { id: NO_WORK }), 1)] {
+        let mut told = lists.lock().unwrap();
+        (told.polls, told.done) = (0, done.into_iter().collect());
+        drop(told);
         let context = &mut Context::from_waker(Waker::noop());
         let found = shared.busy_poll(context, Condition::Message, State::take_message);
         assert!(found.is_pending());
@@ -448,39 +351,31 @@ fn busy_poll_polls_only_if_something_may_have_completed() {
 }
 
 /// A sender does not poll for completions if the queue pair reports that there are none, because an empty
-/// poll takes as long as sending a message.
+/// poll takes as long as sending a message. It takes those that there are.
 #[test]
 fn sender_polls_only_if_something_may_have_completed() {
     let (shared, lists) = established();
-    for (denies, polls) in [(true, 0), (false, 1)] {
-        let mut told = lists.lock().unwrap();
-        (told.denies, told.polls) = (denies, 0);
-        drop(told);
+    let send = || {
+        lists.lock().unwrap().polls = 0;
         shared.with(|state| {
-            state.last_flush = None;
+            state.schedule.message_arrived(0);
             queue_message(state, "message");
-            state.flush_or_defer(1, 7);
+            state.submitted(1, 7);
         });
-        assert_eq!(lists.lock().unwrap().polls, polls);
-    }
-    // Completions are taken, and polled for once more after the work that they cause is posted.
+    };
+    send();
+    assert_eq!(lists.lock().unwrap().polls, 0);
     let sent = |work: &WorkRequest| match work {
         WorkRequest::Send { id, .. } => Some(Completion::Sent { id: *id }),
         _ => None,
     };
     let mut told = lists.lock().unwrap();
     let done: Vec<_> = told.posted.iter().filter_map(sent).collect();
-    assert_eq!(done.len(), 2);
     told.done.extend(done);
-    told.polls = 0;
     drop(told);
-    shared.with(|state| state.drive(now()));
+    send();
     let told = lists.lock().unwrap();
-    assert_eq!(
-        (told.polls, told.done.len()),
-        (4, 0),
-        "each round polls until there is nothing"
-    );
+    assert_eq!((told.polls, told.done.len()), (1, 0));
 }
 
 /// A sender that never pauses keeps the driver task from running, and takes completions itself. The clock is
@@ -488,13 +383,11 @@ fn sender_polls_only_if_something_may_have_completed() {
 #[tokio::test(start_paused = true)]
 async fn sender_that_never_pauses_takes_completions() {
     let (shared, lists) = established();
-    let mut told = lists.lock().unwrap();
-    (told.denies, told.polls) = (true, 0);
-    drop(told);
+    lists.lock().unwrap().polls = 0;
     shared.with(|state| {
-        for _ in 0..MAX_GATHERED_COUNT + 2 {
+        for _ in 0..MAX_BURST_COUNT + 2 {
             queue_message(state, "message");
-            state.flush_or_defer(1, 7);
+            state.submitted(1, 7);
         }
     });
     assert!(lists.lock().unwrap().polls > 0);
@@ -502,7 +395,7 @@ async fn sender_that_never_pauses_takes_completions() {
 
 /// Futures can take messages and return their memory before every arrived message is processed.
 #[test]
-fn drive_stops_at_the_message_budget() {
+fn a_poll_ends_after_some_bytes_of_messages() {
     const LENGTH: usize = 1000;
     let (shared, lists) = established_with(255);
     give_credits(&shared);
@@ -529,7 +422,7 @@ fn drive_stops_at_the_message_budget() {
     let left = lists.lock().unwrap().done.len();
     let each = cost / (255 - left);
     assert!(
-        (MESSAGE_BUDGET_BYTES..MESSAGE_BUDGET_BYTES + each).contains(&cost),
+        (POLL_BYTES..POLL_BYTES + each).contains(&cost),
         "{cost} in {each}"
     );
     shared.with(|state| state.drive(now()));
@@ -538,11 +431,11 @@ fn drive_stops_at_the_message_budget() {
 
 /// Futures can start further reads before every finished read is processed.
 #[test]
-fn drive_stops_at_the_read_budget() {
+fn a_poll_ends_after_some_bytes_of_reads() {
     for (length, taken) in [
-        (READ_BUDGET_BYTES, 1),
-        (READ_BUDGET_BYTES / 2, 2),
-        (READ_BUDGET_BYTES / 2 - 1, 3),
+        (POLL_BYTES, 1),
+        (POLL_BYTES / 2, 2),
+        (POLL_BYTES / 2 - 1, 3),
         (1024, 10),
     ] {
         let (shared, lists) = established();
@@ -586,21 +479,17 @@ fn work_that_a_caller_leaves_outlives_block_on() {
         give_credits(&shared);
         Driver::spawn(shared.clone());
         yield_now().await;
-        *lists.lock().unwrap() = Lists {
-            denies: true,
-            yields: true,
-            ..Lists::default()
-        };
+        lists.lock().unwrap().endless = true;
         shared.with(|state| {
             queue_message(state, "message");
             state.drive(now());
         });
+        let mut told = lists.lock().unwrap();
+        (told.endless, told.polls) = (false, 0);
+        drop(told);
         lists
     });
     assert_eq!(lists.lock().unwrap().polls, 0);
-    runtime.block_on(async {
-        yield_now().await;
-        yield_now().await;
-    });
-    assert_eq!(lists.lock().unwrap().polls, 1);
+    runtime.block_on(yield_now());
+    assert!(lists.lock().unwrap().polls > 0);
 }

@@ -56,8 +56,8 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// Bytes written by RDMA.
     pub bytes_written: u64,
-    /// Bytes sent on the network, with the headers of RDMA and without those of TCP, UDP and IP. 0 if the
-    /// provider does not count them: loopback and RDMA adapters do not.
+    /// Bytes sent on the network, with the headers of RDMA and without those of TCP, UDP and IP; in process, bytes
+    /// of segments, reads and writes. 0 over RDMA adapters, which do not count them.
     pub wire_bytes_sent: u64,
     /// Bytes received from the network, counted as `wire_bytes_sent` are.
     pub wire_bytes_received: u64,

@@ -5,7 +5,6 @@
 //! software providers. [`loopback`] connects two ends in one process, [`iwarp`] connects two ends
 //! over TCP, and [`roce`] over UDP. No module here depends on SMB Direct.
 
-mod adaptive_spin;
 mod arena;
 mod direction;
 pub mod iwarp;

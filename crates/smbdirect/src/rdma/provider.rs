@@ -17,6 +17,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -33,23 +34,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// An implementation of RDMA, which creates connections and listeners.
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// Returns the name for logs and reports: `iwarp`, `roce`, `loopback` or `verbs`.
-    fn name(&self) -> &'static str;
-
-    /// Returns the port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (1.9).
-    fn default_port(&self) -> u16;
-
-    /// Returns the highest limits of a connection. The peer may lower them.
-    fn limits(&self) -> Limits;
-
-    /// Returns whether each connection negotiates the read depths (IRD and ORD) in the handshake of
-    /// the provider, as the connection manager of InfiniBand and RoCE does.
-    ///
-    /// If the result is false, SMB Direct announces them in the private data (section 6): over
-    /// iWARP, MPA revision 1 does not negotiate them.
-    fn negotiates_read_depths(&self) -> bool {
-        true
-    }
+    /// Returns what holds for all connections of this provider.
+    fn attributes(&self) -> ProviderAttributes;
 
     /// Connects to a peer. The receive of the request is posted before the peer can send.
     ///
@@ -63,6 +49,23 @@ pub trait Provider: Send + Sync + fmt::Debug {
         &self,
         address: SocketAddr,
     ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>>;
+}
+
+/// What holds for all connections of a provider.
+#[derive(Clone, Copy, Debug)]
+pub struct ProviderAttributes {
+    /// The name for logs and reports: `iwarp`, `roce`, `loopback` or `verbs`.
+    pub name: &'static str,
+    /// The port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (1.9).
+    pub default_port: u16,
+    /// The highest limits of a connection. The peer may lower them.
+    pub limits: Limits,
+    /// Whether each connection negotiates the read depths (IRD and ORD) in the handshake of the
+    /// provider, as the connection manager of InfiniBand and RoCE does.
+    ///
+    /// If not, SMB Direct announces them in the private data (section 6): over iWARP, MPA revision 1
+    /// does not negotiate them.
+    pub negotiates_read_depths: bool,
 }
 
 /// The arguments of [`Provider::connect`].
@@ -81,6 +84,14 @@ pub struct ConnectRequest {
 pub struct Connected {
     /// The queue pair of this end.
     pub queue_pair: Box<dyn QueuePair>,
+    /// The limits of this connection, as both ends negotiated them.
+    pub limits: Limits,
+    /// Whether received payloads alias the sender's buffers (zero-copy), so that holding one costs
+    /// this end no memory.
+    pub is_zero_copy: bool,
+    /// How long the owner of the queue pair polls rather than sleeps after it has moved bulk data. Zero if
+    /// that gains nothing.
+    pub poll_window: Duration,
     /// The address of the peer.
     pub remote_address: SocketAddr,
     /// The address of this end.
@@ -139,9 +150,6 @@ pub struct AcceptRequest {
 
 /// One end of a connection, which takes work requests and returns completions.
 pub trait QueuePair: Send + fmt::Debug {
-    /// Returns the limits of this connection, as both ends negotiated them.
-    fn limits(&self) -> Limits;
-
     /// Returns how much work may be posted now.
     fn room(&self) -> Room;
 
@@ -156,23 +164,19 @@ pub trait QueuePair: Send + fmt::Debug {
     fn post(&mut self, work: WorkRequest);
 
     /// Hands queued work to the wire, as much as the wire takes. The context is woken when more of
-    /// it can be sent. Completions that this call causes do not wake the context: the caller polls
-    /// for them while [`has_completion`](Self::has_completion) is true.
-    fn flush(&mut self, context: &mut Context<'_>);
+    /// it can be sent. Until the next flush, neither this call nor a poll sends more once the total
+    /// number of bytes sent ([`Usage::sent`]) has reached `until`.
+    fn flush(&mut self, context: &mut Context<'_>, until: u64);
 
-    /// Returns the next completion. If there is none, the context is woken when there is one. After
-    /// [`Completion::Disconnected`] the result is always `Pending`.
+    /// Returns the next completion. If there is none, and [`needs_poll`](Self::needs_poll) is false,
+    /// the context is woken when there is one. After [`Completion::Disconnected`] the result is always
+    /// `Pending`.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
 
-    /// Returns whether there may be a completion that does not wake the context. Posting, flushing
-    /// or disconnecting since [`poll_completion`](Self::poll_completion) was last `Pending` may
-    /// have caused one, or a poll may have received more than it has returned so far.
-    ///
-    /// If the result is false, the caller need not poll. The result may be true without a cause, as
-    /// it is in this default implementation.
-    fn has_completion(&self) -> bool {
-        true
-    }
+    /// Returns whether [`poll_completion`](Self::poll_completion) has to be called although nothing
+    /// wakes the context: posting, flushing or disconnecting has caused a completion, or the last call
+    /// has moved as many bytes as one call may.
+    fn needs_poll(&self) -> bool;
 
     /// Checks for new bytes or completions without registering a waker, for a caller that
     /// busy-polls because a wake-up takes longer.
@@ -184,31 +188,10 @@ pub trait QueuePair: Send + fmt::Debug {
         true
     }
 
-    /// Returns whether received payloads alias the sender's buffers (zero-copy), so that holding
-    /// one costs this end no memory.
-    fn is_zero_copy(&self) -> bool {
-        false
-    }
-
-    /// Returns about how many bytes of memory are in use because received messages have readers: the whole buffers
-    /// of which the messages are a part, whether the owner has them or somebody to whom it gave them. The owner then
-    /// copies short messages, so that a reader of few bytes does not keep many. A provider whose messages each have
-    /// memory of their own returns 0, as this default implementation does.
-    fn lent_bytes(&self) -> usize {
-        0
-    }
-
-    /// Begins a turn of the owner: until the next call, the queue pair sends and receives about as many bytes as
-    /// `limit` says, and then wakes the context that it was last polled or flushed with. Without a call there is no
-    /// limit, and this default implementation sets none.
-    fn begin_turn(&mut self, limit: WireBytes) {
-        let _ = limit;
-    }
-
-    /// Returns the bytes that this connection has sent and received on the network so far, or `None`
-    /// if the provider does not count them, as in this default implementation.
-    fn wire_bytes(&self) -> Option<WireBytes> {
-        None
+    /// Returns the bytes that this connection has moved and keeps in use. A provider that does not count them
+    /// returns zeros, as this default implementation does.
+    fn usage(&self) -> Usage {
+        Usage::default()
     }
 
     /// Moves the queue pair to the current runtime, because the one that it was created in ends. Its owner polls it
@@ -238,14 +221,18 @@ pub trait QueuePair: Send + fmt::Debug {
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
 }
 
-/// Bytes of a connection on the network: payloads with the headers and checksums of RDMA, without
-/// those of TCP, UDP and IP. The totals of a connection never fall.
+/// Bytes that a connection has moved and keeps in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WireBytes {
-    /// Bytes sent, including those sent again.
+pub struct Usage {
+    /// Bytes sent so far: payloads with the headers and checksums of RDMA, without those of TCP, UDP and IP, and
+    /// including those sent again. In process, headers of SMB Direct and payloads.
     pub sent: u64,
-    /// Bytes received.
+    /// Bytes received so far, counted in the same way.
     pub received: u64,
+    /// About how many bytes of memory are in use because received messages have readers: the whole buffers of which
+    /// the messages are a part, whether the owner has them or somebody to whom it gave them. The owner then copies
+    /// short messages, so that a reader of few bytes does not keep many. Zero if each message has memory of its own.
+    pub lent: usize,
 }
 
 /// Creates the span of all log lines about one connection. Its field `local` is recorded once the

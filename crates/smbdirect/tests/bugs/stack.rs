@@ -61,7 +61,13 @@ fn providers() -> Vec<Arc<dyn Provider>> {
 #[tokio::test]
 async fn bug_05_one_port_for_all_kinds_of_rdma() {
     let (tcp, local) = (iwarp(), Arc::new(Loopback::new()) as Arc<dyn Provider>);
-    assert_eq!((tcp.default_port(), local.default_port()), (5445, 445));
+    assert_eq!(
+        (
+            tcp.attributes().default_port,
+            local.attributes().default_port
+        ),
+        (5445, 445)
+    );
     let config = Config::default();
     let mut listeners = Vec::new();
     for (provider, address) in [

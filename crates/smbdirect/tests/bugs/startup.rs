@@ -17,7 +17,7 @@ use smbdirect::{
             rdmap::Opcode,
         },
         provider::{self, BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider},
-        work::{Limits, ProviderError},
+        work::ProviderError,
     },
     wire::{IrdOrd, NegotiateResponse, Status},
 };
@@ -40,20 +40,8 @@ struct Watched {
 }
 
 impl Provider for Watched {
-    fn name(&self) -> &'static str {
-        self.provider.name()
-    }
-
-    fn default_port(&self) -> u16 {
-        self.provider.default_port()
-    }
-
-    fn limits(&self) -> Limits {
-        self.provider.limits()
-    }
-
-    fn negotiates_read_depths(&self) -> bool {
-        self.provider.negotiates_read_depths()
+    fn attributes(&self) -> provider::ProviderAttributes {
+        self.provider.attributes()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -92,7 +80,7 @@ impl provider::ProviderListener for WatchedListener {
                     Box::pin(async move {
                         let said = request.private_data.clone();
                         let connected = accept(request).await?;
-                        let reads = connected.queue_pair.limits().max_outbound_reads;
+                        let reads = connected.limits.max_outbound_reads;
                         seen.lock().unwrap().push((said, reads));
                         Ok(connected)
                     })

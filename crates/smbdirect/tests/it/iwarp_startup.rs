@@ -119,8 +119,8 @@ fn send(id: u64, payload: &'static [u8]) -> WorkRequest {
 async fn next(connected: &mut Connected) -> Completion {
     let queue_pair = &mut connected.queue_pair;
     within(poll_fn(|context| {
-        queue_pair.flush(context);
-        queue_pair.poll_completion(context)
+        queue_pair.flush(context, u64::MAX);
+        smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)
     }))
     .await
 }
@@ -390,7 +390,7 @@ async fn an_initiator_accepts_every_valid_reply() {
         let connecting = connect(config, case.says, case.request, &case.reply, what);
         let (connected, mut peer) = connecting.await;
         let mut connected = connected.expect(what);
-        let limits = connected.queue_pair.limits();
+        let limits = connected.limits;
         assert_eq!(limits.max_outbound_reads, case.reads, "{what}");
         assert_eq!(connected.private_data, case.told, "{what}");
         connected.queue_pair.post(send(2, b"hello"));

@@ -100,8 +100,8 @@ fn post(connected: &mut Connected, work: impl IntoIterator<Item = WorkRequest>) 
 async fn next(connected: &mut Connected) -> Completion {
     let queue_pair = &mut connected.queue_pair;
     let completion = poll_fn(|context| {
-        queue_pair.flush(context);
-        queue_pair.poll_completion(context)
+        queue_pair.flush(context, u64::MAX);
+        smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)
     });
     let completion = timeout(Duration::from_secs(20), completion).await;
     completion.expect("a completion in time")
@@ -214,7 +214,7 @@ async fn two_ends_of_this_library_agree_on_everything() {
         greet(&mut one, &mut other).await;
         assert_eq!(one.private_data, &b"welcome"[..]);
         assert_eq!(one.remote_address, other.local_address);
-        let (here, there) = (one.queue_pair.limits(), other.queue_pair.limits());
+        let (here, there) = (one.limits, other.limits);
         if revision == 2 {
             // IRD 5 is rounded up to 8, and the depths of the two ends match.
             assert_eq!((here.max_inbound_reads, there.max_outbound_reads), (8, 8));
@@ -314,7 +314,7 @@ async fn large_transfers_both_ways() {
             let queue_pair = &mut one.queue_pair;
             tokio::select! {
                 _ = &mut over => {}
-                more = poll_fn(|context| queue_pair.poll_completion(context)) => panic!("{more:?}"),
+                more = poll_fn(|context| smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)) => panic!("{more:?}"),
             }
         };
         let (buffer, ()) = tokio::join!(there, here);
@@ -552,7 +552,7 @@ async fn an_fpdu_in_the_segment_of_the_reply_is_received() {
     })
     .await;
     let mut connected = connected.unwrap();
-    assert_eq!(connected.queue_pair.limits().max_outbound_reads, 1);
+    assert_eq!(connected.limits.max_outbound_reads, 1);
     assert_eq!(received(&mut connected).await, &b"early"[..]);
     // The Reply asked for no RTR, so a Send is the first FPDU. CRCs are off.
     post(&mut connected, [send(2, &b"hello"[..])]);
@@ -662,10 +662,7 @@ async fn a_peer_that_closes_is_tried_again_with_revision_1() {
         );
         peer
     });
-    assert_eq!(
-        connected.unwrap().queue_pair.limits().max_outbound_reads,
-        16
-    );
+    assert_eq!(connected.unwrap().limits.max_outbound_reads, 16);
     drop(peer);
 
     let config = IwarpConfig {
@@ -1024,7 +1021,13 @@ async fn unusable_addresses_are_errors() {
     };
     let refused = provider.connect(much).await;
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Local);
-    assert_eq!((provider.name(), provider.default_port()), ("iwarp", 5445));
+    assert_eq!(
+        (
+            provider.attributes().name,
+            provider.attributes().default_port
+        ),
+        ("iwarp", 5445)
+    );
 }
 
 /// Queue pairs can move between tasks.

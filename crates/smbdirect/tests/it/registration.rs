@@ -13,7 +13,7 @@ use smbdirect::{
         loopback::Loopback,
         memory::{DeregisterError, RegisterError, RegisterFault, Registration},
         provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair},
-        work::{Completion, Limits, ProviderError, Room, Teardown, Token, WorkRequest},
+        work::{Completion, ProviderError, Room, Teardown, Token, WorkRequest},
     },
 };
 use smbdirect_test::within;
@@ -30,16 +30,8 @@ struct Refusing {
 }
 
 impl Provider for Refusing {
-    fn name(&self) -> &'static str {
-        "refusing"
-    }
-
-    fn default_port(&self) -> u16 {
-        self.inner.default_port()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
+    fn attributes(&self) -> provider::ProviderAttributes {
+        self.inner.attributes()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -90,10 +82,6 @@ impl QueuePair for RefusingPair {
         Ok(buffer)
     }
 
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
     fn room(&self) -> Room {
         self.inner.room()
     }
@@ -102,16 +90,16 @@ impl QueuePair for RefusingPair {
         self.inner.post(work);
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) {
-        self.inner.flush(context);
+    fn flush(&mut self, context: &mut Context<'_>, until: u64) {
+        self.inner.flush(context, until);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
         self.inner.poll_completion(context)
     }
 
-    fn has_completion(&self) -> bool {
-        self.inner.has_completion()
+    fn needs_poll(&self) -> bool {
+        self.inner.needs_poll()
     }
 
     fn disconnect(&mut self, how: Teardown) {

@@ -175,7 +175,7 @@ fn connecting_and_accepting_outlive_a_stop() {
                     let connecting = async {
                         let long = IwarpConfig::default();
                         let iwarp: Arc<dyn Provider> = Arc::new(Iwarp::new(long));
-                        let there = if there.name() == "iwarp" {
+                        let there = if there.attributes().name == "iwarp" {
                             iwarp
                         } else {
                             there

@@ -4,7 +4,10 @@ use std::{
     io::{Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -214,14 +217,25 @@ async fn frames_before_the_close_arrive_although_the_program_has_not_read_everyt
 #[tokio::test]
 async fn frames_before_the_close_reach_a_peer_that_sends_all_the_time() {
     let (mut stream, server) = stream().await;
+    let has_written = Arc::new(AtomicBool::new(false));
+    let written = has_written.clone();
     let writing = blocking(move || {
         stream.read_exact(&mut [0; 100]).unwrap();
         for number in 0..20u8 {
             stream.write_all(&frame(&vec![number; 500_000])).unwrap();
         }
+        written.store(true, Ordering::Relaxed);
     });
     let sending = async {
-        while server.ready().await.is_ok() && server.send(vec![1; 5000]).is_ok() {
+        let mut sent = 0;
+        while server.ready().await.is_ok() {
+            // If the program read nothing and the receive buffer were full, no credits would come either way.
+            if sent < 100 || has_written.load(Ordering::Relaxed) {
+                if server.send(vec![1; 5000]).is_err() {
+                    break;
+                }
+                sent += 1;
+            }
             tokio::task::yield_now().await;
         }
     };

@@ -131,7 +131,7 @@ impl Transport {
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transport")
-            .field("provider", &self.device.provider.name())
+            .field("provider", &self.device.provider.attributes().name)
             .finish_non_exhaustive()
     }
 }

@@ -48,7 +48,7 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     assert_eq!(passive.private_data, &b""[..]);
     assert_eq!(passive.remote_address, from);
     assert_eq!(passive.local_address, address);
-    let most = passive.queue_pair.limits().max_outbound_reads;
+    let most = passive.limits.max_outbound_reads;
     assert!(most <= 4, "the peer serves 4 Reads and we post {most}");
 }
 
@@ -162,7 +162,7 @@ pub async fn silent_peer_blocks_no_other(fabric: &Fabric) {
     if !fabric.capabilities.over_tcp {
         println!(
             "skipped: no half-open connections with {}",
-            fabric.passive.name()
+            fabric.passive.attributes().name
         );
         return;
     }
@@ -185,7 +185,7 @@ pub async fn limits_of_the_two_ends_agree(fabric: &Fabric) {
     assert!(a.max_outbound_reads <= p.max_inbound_reads, "{a:?} {p:?}");
     assert!(p.max_outbound_reads <= a.max_inbound_reads, "{a:?} {p:?}");
     for (limits, provider) in [(a, &fabric.active), (p, &fabric.passive)] {
-        let best = provider.limits();
+        let best = provider.attributes().limits;
         assert!(limits.max_outbound_reads <= best.max_outbound_reads);
         assert!(limits.max_transfer <= best.max_transfer);
         assert!(limits.max_send_queue <= best.max_send_queue);

@@ -260,6 +260,7 @@ pub struct Arrived {
 /// One end of a connection, with its expected completions.
 pub struct End {
     queue_pair: Box<dyn QueuePair>,
+    limits: Limits,
     woken: Arc<Woken>,
     last_id: u64,
     /// The outstanding work of each kind, in order.
@@ -273,6 +274,18 @@ pub struct End {
     pub reads: VecDeque<BytesMut>,
     pub flushed: Vec<(WorkId, Option<BytesMut>)>,
     pub ended: Option<Disconnect>,
+}
+
+/// Polls a queue pair as a future is polled: the context is woken if the queue pair has to be polled again.
+pub fn poll_completion(
+    queue_pair: &mut dyn QueuePair,
+    context: &mut Context<'_>,
+) -> Poll<Completion> {
+    let polled = queue_pair.poll_completion(context);
+    if polled.is_pending() && queue_pair.needs_poll() {
+        context.waker().wake_by_ref();
+    }
+    polled
 }
 
 /// Whether the provider has woken an end since its last poll, and the waker to pass this on to.
@@ -304,6 +317,7 @@ impl End {
         outstanding[RECEIVE].push_back(WorkId(0));
         Self {
             queue_pair: connected.queue_pair,
+            limits: connected.limits,
             woken: Arc::new(Woken {
                 flag: AtomicBool::new(true),
                 outer: Mutex::new(Waker::noop().clone()),
@@ -321,7 +335,7 @@ impl End {
     }
 
     pub fn limits(&self) -> Limits {
-        self.queue_pair.limits()
+        self.limits
     }
 
     pub fn room(&self) -> Room {
@@ -350,7 +364,7 @@ impl End {
 
     pub fn flush(&mut self) {
         self.queue_pair
-            .flush(&mut Context::from_waker(Waker::noop()));
+            .flush(&mut Context::from_waker(Waker::noop()), u64::MAX);
     }
 
     pub fn send(&mut self, message: impl Into<Bytes>) {
@@ -420,12 +434,12 @@ impl End {
         if self.woken.flag.swap(false, Ordering::AcqRel) {
             progress = self.take(context);
         }
-        self.queue_pair.flush(context);
-        while self.queue_pair.has_completion()
-            && let Poll::Ready(completion) = self.queue_pair.poll_completion(context)
-        {
-            progress = true;
-            self.note(completion);
+        self.queue_pair.flush(context, u64::MAX);
+        while self.queue_pair.needs_poll() {
+            if let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
+                progress = true;
+                self.note(completion);
+            }
         }
         progress
     }
@@ -462,11 +476,14 @@ impl End {
 
     fn take(&mut self, context: &mut Context<'_>) -> bool {
         let mut progress = false;
-        while let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
-            progress = true;
-            self.note(completion);
+        loop {
+            if let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
+                progress = true;
+                self.note(completion);
+            } else if !self.queue_pair.needs_poll() {
+                return progress;
+            }
         }
-        progress
     }
 
     /// Drives this end alone until the connection has ended.

@@ -34,16 +34,17 @@ mod work;
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     memory::{DeregisterError, RegisterError, RegisterFault, Registration, in_one_descriptor},
-    provider::QueuePair,
+    provider::{Connected, QueuePair},
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, RemoteAddress,
         Room, Teardown, Token, WorkId, WorkRequest,
@@ -235,6 +236,25 @@ impl VerbsQueuePair {
         self.awaits_established = true;
     }
 
+    /// Returns the queue pair as a connection.
+    pub(super) fn connected(
+        self,
+        local_address: SocketAddr,
+        remote_address: SocketAddr,
+        private_data: Bytes,
+    ) -> Connected {
+        Connected {
+            limits: self.limits,
+            is_zero_copy: false,
+            // [`VerbsConfig::busy_poll`] says how long each poll looks for completions.
+            poll_window: Duration::ZERO,
+            queue_pair: Box::new(self),
+            remote_address,
+            local_address,
+            private_data,
+        }
+    }
+
     /// Returns whether work may still be posted.
     fn accepts_work(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Failed | Phase::Draining(_))
@@ -242,10 +262,6 @@ impl VerbsQueuePair {
 }
 
 impl QueuePair for VerbsQueuePair {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
     fn room(&self) -> Room {
         let sends = self.ledger.sends() + self.queue.len() - self.internal_work;
         let receives = self.ledger.receives();
@@ -279,7 +295,7 @@ impl QueuePair for VerbsQueuePair {
         }
     }
 
-    fn flush(&mut self, _context: &mut Context<'_>) {
+    fn flush(&mut self, _context: &mut Context<'_>, _until: u64) {
         self.flushed = self.queue.len();
         self.post_sends();
     }
@@ -304,6 +320,10 @@ impl QueuePair for VerbsQueuePair {
             }
             std::task::ready!(self.poll_wait(context));
         }
+    }
+
+    fn needs_poll(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     fn disconnect(&mut self, how: Teardown) {

@@ -57,22 +57,13 @@ impl Request {
         //= SMBD-3.1.4.1-07
         there.post(self.receive);
         there.publish_receives();
-        let decided = self.answer.decide(Ok(Connected {
-            queue_pair: Box::new(there),
-            remote_address: self.to,
-            local_address: self.from,
-            private_data: answer.private_data,
-        }));
+        let there = there.connected(self.from, self.to, answer.private_data);
+        let decided = self.answer.decide(Ok(there));
         if !decided {
             let what = "the peer withdrew its connection request";
             return Err(ProviderError::new(ProviderErrorKind::Reset, what));
         }
-        Ok(Connected {
-            queue_pair: Box::new(here),
-            remote_address: self.from,
-            local_address: self.to,
-            private_data: Bytes::new(),
-        })
+        Ok(here.connected(self.to, self.from, Bytes::new()))
     }
 }
 

@@ -11,7 +11,9 @@ use super::{
     lock::{lock, wake},
 };
 use crate::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+    provider::{
+        BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
+    },
     work::{Limits, ProviderError, ProviderErrorKind},
 };
 
@@ -108,16 +110,13 @@ impl Loopback {
 }
 
 impl Provider for Loopback {
-    fn name(&self) -> &'static str {
-        "loopback"
-    }
-
-    fn default_port(&self) -> u16 {
-        445
-    }
-
-    fn limits(&self) -> Limits {
-        self.config.limits
+    fn attributes(&self) -> ProviderAttributes {
+        ProviderAttributes {
+            name: "loopback",
+            default_port: 445,
+            limits: self.config.limits,
+            negotiates_read_depths: true,
+        }
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

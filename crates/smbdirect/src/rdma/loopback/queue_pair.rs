@@ -2,12 +2,13 @@
 
 use std::{
     fmt, mem,
+    net::SocketAddr,
     sync::{Arc, atomic::Ordering},
-    task::{Context, Poll},
-    time::{Duration, Instant},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::{
     completions::{Completions, Done},
@@ -18,9 +19,8 @@ use super::{
 use crate::{
     pool::{Account, MAX_UNCHECKED_LOANS},
     rdma::{
-        adaptive_spin::AdaptiveSpin,
         memory::{DeregisterError, RegisterError, Registration},
-        provider::QueuePair,
+        provider::{Connected, QueuePair, Usage},
         receive_queue::{ReceiveQueue, Receives},
         work::{
             Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room,
@@ -29,15 +29,16 @@ use crate::{
     },
 };
 
-/// How long an end spins before it sleeps: about the time of a wake-up in a virtual machine.
-const SPIN_WINDOW: Duration = Duration::from_micros(100);
+/// How long an end polls before it sleeps: about the time of a wake-up in a virtual machine.
+const POLL_WINDOW: Duration = Duration::from_micros(100);
 
 /// One end of a connection.
 pub(super) struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
     shared: Arc<SharedPair>,
-    adaptive_spin: AdaptiveSpin,
+    /// Whether the other end wakes the context of the last poll, or the owner polls without being woken.
+    waits: bool,
     /// The bytes sent and the bytes received so far.
     pub(super) moved_bytes: [u64; 2],
     /// The work that waits for a flush.
@@ -70,7 +71,7 @@ impl LoopbackQueuePair {
             limits: limits[side],
             side,
             shared: Arc::clone(&shared),
-            adaptive_spin: AdaptiveSpin::new(SPIN_WINDOW),
+            waits: false,
             moved_bytes: [0; 2],
             staging: Staging::new(accounts[side].clone()),
             lent: accounts[1 - side].clone(),
@@ -82,6 +83,24 @@ impl LoopbackQueuePair {
             has_ended: false,
             sends_outstanding: 0,
         })
+    }
+
+    /// Returns this end as a connection.
+    pub(super) fn connected(
+        self,
+        local_address: SocketAddr,
+        remote_address: SocketAddr,
+        private_data: Bytes,
+    ) -> Connected {
+        Connected {
+            limits: self.limits,
+            is_zero_copy: true,
+            poll_window: POLL_WINDOW,
+            queue_pair: Box::new(self),
+            remote_address,
+            local_address,
+            private_data,
+        }
     }
 
     /// Makes the posted receives available to the other end.
@@ -109,17 +128,13 @@ impl LoopbackQueuePair {
     /// Collects what the other end has delivered. Returns false if there is nothing.
     fn collect(&mut self, context: &mut Context<'_>) -> bool {
         let CachePadded(doorbell) = &self.shared.doorbells[self.side];
-        let [sent, received] = self.moved_bytes;
-        if !doorbell.load(Ordering::Acquire)
-            && self
-                .adaptive_spin
-                .keep_spinning(sent, received, Instant::now)
-        {
-            context.waker().wake_by_ref();
+        if !doorbell.load(Ordering::Acquire) && context.waker().will_wake(Waker::noop()) {
+            self.waits = true;
             return false;
         }
         let mut pair = self.shared.lock();
         doorbell.store(false, Ordering::Relaxed);
+        self.waits = false;
         if mem::take(&mut pair.has_delivery[self.side]) {
             mem::swap(&mut pair.delivered[self.side], &mut self.arrived);
         }
@@ -130,6 +145,7 @@ impl LoopbackQueuePair {
             self.flush_staging();
         } else if self.arrived.messages.is_empty() {
             old = pair.wakers[self.side].replace(context.waker().clone());
+            self.waits = true;
             drop(pair);
             self.staging.release_chunk();
         }
@@ -195,10 +211,6 @@ impl LoopbackQueuePair {
 }
 
 impl QueuePair for LoopbackQueuePair {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
     fn room(&self) -> Room {
         let Limits {
             max_send_queue,
@@ -237,12 +249,10 @@ impl QueuePair for LoopbackQueuePair {
         }
     }
 
-    fn flush(&mut self, _context: &mut Context<'_>) {
+    fn flush(&mut self, _context: &mut Context<'_>, _until: u64) {
         if !self.staging.is_empty() {
             self.execute();
         }
-        let [sent, received] = self.moved_bytes;
-        self.adaptive_spin.record_flush(sent, received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -255,26 +265,24 @@ impl QueuePair for LoopbackQueuePair {
         self.take().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn has_completion(&self) -> bool {
+    fn needs_poll(&self) -> bool {
         let CachePadded(doorbell) = &self.shared.doorbells[self.side];
-        let [sent, received] = self.moved_bytes;
         !self.completions.0.is_empty()
             || !self.arrived.messages.is_empty()
-            || self.has_ended
-            || doorbell.load(Ordering::Relaxed)
-            // A poll that finds nothing decides whether to spin.
-            || self.adaptive_spin.may_spin(sent, received)
+            || self.disconnect.is_some()
+            || !self.has_ended && (!self.waits || doorbell.load(Ordering::Relaxed))
     }
 
-    fn lent_bytes(&self) -> usize {
+    fn usage(&self) -> Usage {
         if self.lent.bytes() > MAX_UNCHECKED_LOANS {
             staging::settle();
         }
-        self.lent.bytes()
-    }
-
-    fn is_zero_copy(&self) -> bool {
-        true
+        let [sent, received] = self.moved_bytes;
+        Usage {
+            sent,
+            received,
+            lent: self.lent.bytes(),
+        }
     }
 
     fn change_runtime(&mut self) -> bool {

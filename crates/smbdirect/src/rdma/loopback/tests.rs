@@ -17,7 +17,7 @@ use super::{
     Loopback, LoopbackConfig, queue_pair::LoopbackQueuePair, staging::ZERO_COPY_THRESHOLD_BYTES,
 };
 use crate::rdma::{
-    provider::{AcceptRequest, BoxFuture, ConnectRequest, Provider, QueuePair},
+    provider::{AcceptRequest, BoxFuture, ConnectRequest, Connected, Provider, QueuePair},
     work::{
         Completion, Disconnect, Inline, ProviderError, ProviderErrorKind, Token, WorkId,
         WorkRequest,
@@ -84,17 +84,13 @@ fn kind<T: fmt::Debug>(result: Result<T, ProviderError>) -> ProviderErrorKind {
 }
 
 /// Connects two providers and returns the active and the passive end.
-fn pair(
-    active: &Loopback,
-    passive: &Loopback,
-    peer_serves_reads: Option<u32>,
-) -> [Box<dyn QueuePair>; 2] {
+fn pair(active: &Loopback, passive: &Loopback, peer_serves_reads: Option<u32>) -> [Connected; 2] {
     let mut listener = now(passive.listen(address(0))).unwrap();
     let mut connect = active.connect(request(listener.local_address()));
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
     let passive = now((incoming.accept)(answer(peer_serves_reads))).unwrap();
-    [now(connect).unwrap().queue_pair, passive.queue_pair]
+    [now(connect).unwrap(), passive]
 }
 
 fn with_reads(outbound: u32, inbound: u32) -> LoopbackConfig {
@@ -110,7 +106,7 @@ fn read_depths_are_the_lower_of_both_ends() {
     let active = Loopback::with_config(with_reads(8, 3));
     let passive = active.reconfigured(with_reads(5, 6));
     for (known, expected) in [(None, 3), (Some(2), 2), (Some(9), 3)] {
-        let [a, p] = pair(&active, &passive, known).map(|end| end.limits());
+        let [a, p] = pair(&active, &passive, known).map(|end| end.limits);
         assert_eq!((a.max_outbound_reads, a.max_inbound_reads), (6, 3));
         assert_eq!((p.max_outbound_reads, p.max_inbound_reads), (expected, 6));
     }
@@ -197,7 +193,7 @@ fn a_waiting_end_is_woken_once() {
     assert!(p.poll_completion(&mut there_context).is_pending());
     a.post(send(1, "hello"));
     assert_eq!(woken(), [0, 0]);
-    a.flush(&mut here_context);
+    a.flush(&mut here_context, u64::MAX);
     assert_eq!(woken(), [0, 1], "the flushing end polls and is not woken");
     assert!(a.poll_completion(&mut here_context).is_ready());
     assert!(a.poll_completion(&mut here_context).is_pending());
@@ -207,45 +203,38 @@ fn a_waiting_end_is_woken_once() {
     assert_eq!(woken(), [1, 2]);
 }
 
+/// An end that polls with a waker that does nothing does not register it, and is not woken by the other end.
 #[test]
-fn an_end_that_has_moved_many_bytes_spins_before_it_sleeps() {
+fn an_end_that_does_not_sleep_is_not_woken() {
     let [mut a, mut p] = connected_pair();
     let count = Arc::new(Count::default());
     let waker = Waker::from(count.clone());
-    let mut context = Context::from_waker(&waker);
-    let mut ignored = Context::from_waker(Waker::noop());
+    let mut awake = Context::from_waker(Waker::noop());
+    let mut asleep = Context::from_waker(&waker);
     let woken = || count.0.load(Ordering::Relaxed);
     p.post(WorkRequest::Receive {
         id: WorkId(1),
-        length: 1 << 20,
-        count: 2,
+        length: 100,
+        count: 3,
     });
-    p.flush(&mut context);
+    p.flush(&mut asleep, u64::MAX);
+    assert!(p.poll_completion(&mut asleep).is_pending());
     a.post(send(1, "first"));
-    a.post(WorkRequest::Send {
-        id: WorkId(2),
-        header: Inline::new(),
-        payload: Bytes::from(vec![1; 1 << 20]),
-        invalidate: None,
-    });
-    a.flush(&mut ignored);
-    while p.poll_completion(&mut context).is_ready() {}
-    assert_eq!(woken(), 1, "a spinning end wakes itself");
-    a.post(send(3, "third"));
-    a.flush(&mut ignored);
-    assert_eq!(woken(), 1, "a spinning end is not woken");
-    assert!(p.poll_completion(&mut context).is_ready());
-    // The spin ends when nothing has arrived within its window.
-    while p.poll_completion(&mut context).is_pending() && woken() > 1 {
-        count.0.store(1, Ordering::Relaxed);
-    }
+    a.flush(&mut awake, u64::MAX);
+    assert_eq!(woken(), 1, "a sleeping end is woken");
+    while p.poll_completion(&mut awake).is_ready() {}
+    a.post(send(2, "second"));
+    a.flush(&mut awake, u64::MAX);
+    assert_eq!(woken(), 1);
+    assert!(p.needs_poll() && p.poll_completion(&mut awake).is_ready());
+    assert!(p.poll_completion(&mut asleep).is_pending());
     drop(a);
-    assert_eq!(woken(), 2, "a sleeping end is woken");
+    assert_eq!(woken(), 2);
 }
 
 fn connected_pair() -> [Box<dyn QueuePair>; 2] {
     let loopback = Loopback::new();
-    pair(&loopback, &loopback, None)
+    pair(&loopback, &loopback, None).map(|end| end.queue_pair)
 }
 
 #[test]
@@ -258,11 +247,12 @@ fn a_long_send_must_fit_its_receive_and_is_freed_with_the_connection() {
         (4096, true, true),
     ] {
         let [mut a, mut p] = connected_pair();
-        let mut context = Context::from_waker(Waker::noop());
+        let waker = Waker::from(Arc::new(Count::default()));
+        let mut context = Context::from_waker(&waker);
         // This uses the receive that the connection started with.
         for end in [&mut a, &mut p] {
             end.post(send(0, "first"));
-            end.flush(&mut context);
+            end.flush(&mut context, u64::MAX);
         }
         let receive = WorkRequest::Receive {
             id: WorkId(1),
@@ -270,7 +260,7 @@ fn a_long_send_must_fit_its_receive_and_is_freed_with_the_connection() {
             count: 1,
         };
         p.post(receive);
-        p.flush(&mut context);
+        p.flush(&mut context, u64::MAX);
         while known && a.poll_completion(&mut context).is_ready() {}
         let payload = Bytes::from(vec![1; 4096]);
         a.post(WorkRequest::Send {
@@ -279,7 +269,7 @@ fn a_long_send_must_fit_its_receive_and_is_freed_with_the_connection() {
             payload: payload.clone(),
             invalidate: None,
         });
-        a.flush(&mut context);
+        a.flush(&mut context, u64::MAX);
         let mut ended = false;
         while let Poll::Ready(completion) = p.poll_completion(&mut context) {
             ended |= matches!(completion, Completion::Disconnected(Disconnect::Broken(_)));
@@ -308,7 +298,7 @@ fn assembled_sends_are_flushed_when_the_other_end_is_gone() {
         length: ZERO_COPY_THRESHOLD_BYTES as u32,
         count: 1,
     });
-    p.flush(&mut context);
+    p.flush(&mut context, u64::MAX);
     // After a poll this end knows two receives: the initial one and this one.
     assert!(a.poll_completion(&mut context).is_pending());
     let payload = Bytes::from(vec![1; ZERO_COPY_THRESHOLD_BYTES]);
@@ -321,7 +311,7 @@ fn assembled_sends_are_flushed_when_the_other_end_is_gone() {
     });
     a.post(send(3, "no receive is left for it"));
     drop(p);
-    a.flush(&mut context);
+    a.flush(&mut context, u64::MAX);
     for expected in [1, 2, 3, 0] {
         let completion = a.poll_completion(&mut context);
         let Poll::Ready(Completion::Flushed { id, buffer: None }) = completion else {
@@ -346,14 +336,14 @@ fn header_bytes_count_as_moved() {
             length: u32::MAX,
             count: 1,
         });
-        p.flush(&mut context);
+        p.flush(&mut context, u64::MAX);
         a.post(WorkRequest::Send {
             id: WorkId(1),
             header: inline(b"header"),
             payload: vec![1; length].into(),
             invalidate: None,
         });
-        a.flush(&mut context);
+        a.flush(&mut context, u64::MAX);
         while p.poll_completion(&mut context).is_ready() {}
         let moved_bytes = 6 + length as u64;
         assert_eq!(
@@ -369,7 +359,8 @@ fn posting_an_unsupported_invalidation_panics() {
     let active = Loopback::new();
     let mut config = LoopbackConfig::default();
     config.limits.send_with_invalidate = false;
-    let [mut end, _peer] = pair(&active, &active.reconfigured(config), None);
+    let [mut end, _peer] =
+        pair(&active, &active.reconfigured(config), None).map(|end| end.queue_pair);
     end.post(WorkRequest::Send {
         id: WorkId(1),
         header: Inline::new(),

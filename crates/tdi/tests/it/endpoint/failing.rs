@@ -6,8 +6,11 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 use bytes::BytesMut;
 use futures_core::Stream;
 use smbdirect::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener},
-    work::{Limits, ProviderError, ProviderErrorKind},
+    provider::{
+        BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderAttributes,
+        ProviderListener,
+    },
+    work::{ProviderError, ProviderErrorKind},
 };
 use smbdirect_tdi::{
     Cause, Client, DisconnectFlags, EndpointState, Event, ReceiveFlags, Receiving, SendFlags,
@@ -302,16 +305,8 @@ struct FailingListener {
 }
 
 impl Provider for Failing {
-    fn name(&self) -> &'static str {
-        self.below.name()
-    }
-
-    fn default_port(&self) -> u16 {
-        self.below.default_port()
-    }
-
-    fn limits(&self) -> Limits {
-        self.below.limits()
+    fn attributes(&self) -> ProviderAttributes {
+        self.below.attributes()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

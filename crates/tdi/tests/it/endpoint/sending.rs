@@ -524,22 +524,39 @@ async fn no_response_expected_only_requests_credits(provider: Arc<dyn Provider>)
     }
 }
 
-/// The TSDUs are passed to the connection faster than the peer answers.
+/// The runtime of the peer stands still while five TSDUs are sent, so that the peer answers none of them.
 //= TDI-SEND-13 test
 async fn one_response_is_requested_at_a_time(provider: Arc<dyn Provider>) {
     let mut settings = settings(credits(64));
     settings.send.no_response = NoResponse::Always;
-    let ends = Ends::with(provider, settings).await;
-    let sendings: Vec<_> = (0..5).map(|_| ends.here.send("x", HINT)).collect();
+    let ends = Ends::apart(provider, settings).await;
+    let (here, to) = (ends.here.clone(), ends.remote.local_address());
+    let (connected, is_connected) = tokio::sync::oneshot::channel();
+    let (stop, is_stopped) = std::sync::mpsc::channel();
+    let sender = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async { within(here.connect(to, None)).await.unwrap() });
+        connected.send(()).unwrap();
+        is_stopped.recv().unwrap();
+        runtime.block_on(async {
+            for _ in 0..5 {
+                assert_eq!(sizes(here.send("x", HINT)).await, (Status::SUCCESS, 1));
+            }
+        });
+        runtime
+    });
+    within(ends.there.listen(None)).await.unwrap();
+    is_connected.await.unwrap();
+    stop.send(()).unwrap();
+    let runtime = sender.join().unwrap();
+    assert_eq!(ends.here.connection().unwrap().stats().keepalives_sent, 1);
     for _ in 0..5 {
         assert_eq!(ends.arrived().await, "x");
     }
-    for sending in sendings {
-        assert_eq!(sizes(sending).await, (Status::SUCCESS, 1));
-    }
-    let here = ends.here.connection().unwrap();
-    let asked = here.stats().keepalives_sent;
-    assert!((1..5).contains(&asked), "{asked}");
+    runtime.shutdown_background();
 }
 
 /// Both ends request a response after each TSDU.

@@ -65,13 +65,13 @@ pub struct IwarpTuning {
     /// length 0 within the first second, unless the peer is known to be this library. Linux siw
     /// may overlook the first FPDU until more bytes arrive. The default is true.
     pub startup_probe: bool,
-    /// How long a queue pair spins for more bytes before it sleeps, once at least 16 KiB have
-    /// moved since its last sleep. Zero disables spinning.
+    /// How long a connection polls for more bytes before it sleeps, once at least 16 KiB have
+    /// moved since its last sleep. With zero it sleeps at once.
     ///
-    /// Spinning costs CPU time. Each spin that finds nothing makes the next one rarer, down to one
+    /// Polling costs CPU time. Each time that it finds nothing makes the next one rarer, down to one
     /// in 64 opportunities. A wake-up takes microseconds on bare metal, and about a hundred times
     /// as long in some virtual machines. The default is 100 µs.
-    pub spin_window: Duration,
+    pub poll_window: Duration,
     /// The TCP congestion control algorithm, by the operating system's name for it; `None` keeps
     /// the system's default. Only Linux and FreeBSD support the choice. `connect` and `listen` fail
     /// if the algorithm is missing or not permitted. The default is `None`.
@@ -86,7 +86,7 @@ impl Default for IwarpTuning {
             max_fpdu: None,
             fpdu_alignment: FpduAlignment::Auto,
             startup_probe: true,
-            spin_window: Duration::from_micros(100),
+            poll_window: Duration::from_micros(100),
             congestion_control: None,
             send_buffer: SendBuffer::Auto,
         }

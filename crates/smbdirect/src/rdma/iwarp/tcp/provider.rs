@@ -19,8 +19,10 @@ use super::{
 use crate::{
     rdma::{
         iwarp::stream::Stream,
-        provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
-        work::{Limits, ProviderError},
+        provider::{
+            BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
+        },
+        work::ProviderError,
     },
     runtime::OwnedTask,
 };
@@ -54,22 +56,15 @@ impl Iwarp {
 }
 
 impl Provider for Iwarp {
-    fn name(&self) -> &'static str {
-        "iwarp"
-    }
-
-    fn default_port(&self) -> u16 {
-        5445
-    }
-
-    fn limits(&self) -> Limits {
+    fn attributes(&self) -> ProviderAttributes {
         // The private data of SMB Direct announces the same depths as the startup frames.
         let preferences = self.config.preferences();
-        Stream::limits_of(preferences.ord().into(), preferences.ird().into())
-    }
-
-    fn negotiates_read_depths(&self) -> bool {
-        false
+        ProviderAttributes {
+            name: "iwarp",
+            default_port: 5445,
+            limits: Stream::limits_of(preferences.ord().into(), preferences.ird().into()),
+            negotiates_read_depths: false,
+        }
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

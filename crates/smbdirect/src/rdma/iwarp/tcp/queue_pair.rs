@@ -25,25 +25,18 @@ use super::{
     wait::{in_runtime, ready},
     window_wait::WindowWait,
 };
-use crate::{
-    rdma::{
-        adaptive_spin::AdaptiveSpin,
-        iwarp::{
-            alignment::{Alignment, Cut, FpduAlignment},
-            config::StreamConfig,
-            low_water::{self, LowWater},
-            mpa,
-            startup::Agreement,
-            stream::Stream,
-        },
-        memory::{DeregisterError, RegisterError, Registration},
-        provider::{Connected, QueuePair, WireBytes},
-        work::{
-            Access, Completion, Disconnect, Limits, ProviderError, Room, Teardown, Token,
-            WorkRequest,
-        },
+use crate::rdma::{
+    iwarp::{
+        alignment::{Alignment, Cut, FpduAlignment},
+        config::StreamConfig,
+        low_water::{self, LowWater},
+        mpa,
+        startup::Agreement,
+        stream::Stream,
     },
-    runtime::wake_after_io_poll,
+    memory::{DeregisterError, RegisterError, Registration},
+    provider::{Connected, QueuePair, Usage},
+    work::{Access, Completion, Disconnect, ProviderError, Room, Teardown, Token, WorkRequest},
 };
 
 /// One end of a connection.
@@ -51,7 +44,7 @@ pub(super) struct IwarpQueuePair {
     machine: Stream,
     /// The socket; `None` once nothing can be sent or received any more.
     socket: Option<Socket>,
-    /// The most bytes that wait for the socket outside turns.
+    /// The most bytes that wait for the socket, unless the owner limits a call to fewer.
     max_backlog: usize,
     /// Aligns FPDUs with TCP segments; `None` if they are not aligned.
     alignment: Option<Alignment>,
@@ -61,8 +54,10 @@ pub(super) struct IwarpQueuePair {
     follow_mss: bool,
     /// The total number of sent bytes at which the MSS is read again.
     next_mss_check: u64,
-    /// The total numbers of sent and of received bytes at which the turn of the owner ends.
-    turn_end: WireBytes,
+    /// The total number of sent bytes at which nothing more is sent before the next flush.
+    until: u64,
+    /// Whether the last call has left something to do that no event of the socket announces.
+    is_unfinished: bool,
     /// Whether the next read is made without asking the runtime if the socket is ready.
     skip_readiness_check: bool,
     /// The number of bytes read so far.
@@ -71,8 +66,6 @@ pub(super) struct IwarpQueuePair {
     low_water: LowWater,
     /// Bounds a sleep while the low-water mark is above one byte.
     low_water_timer: Option<Pin<Box<Sleep>>>,
-    /// Chooses between spinning and sleeping.
-    adaptive_spin: AdaptiveSpin,
     /// How long to wait for an answer before each of the remaining startup probes.
     probe_delays: &'static [Duration],
     /// The timer of the next startup probe.
@@ -120,6 +113,8 @@ const MAX_RECORD_BYTES_PER_CALL: u64 = 4 * 1024 * 1024;
 /// The most reads in one poll that yield no completion. One read can return ten thousand of the
 /// smallest FPDUs.
 const MAX_READS_PER_POLL: usize = 4;
+/// The bytes after which a poll that yields no completion reads no more.
+const MAX_READ_BYTES_PER_POLL: u64 = 96 * 1024;
 
 impl IwarpQueuePair {
     /// Creates the connection that `socket` carries after the startup.
@@ -172,15 +167,12 @@ impl IwarpQueuePair {
             window_wait: None,
             follow_mss: fixed.is_none(),
             next_mss_check: 0,
-            turn_end: WireBytes {
-                sent: u64::MAX,
-                received: u64::MAX,
-            },
+            until: u64::MAX,
+            is_unfinished: false,
             skip_readiness_check: false,
             received: 0,
             low_water: LowWater::new(),
             low_water_timer: None,
-            adaptive_spin: AdaptiveSpin::new(tuning.spin_window),
             probe_delays: if tuning.startup_probe && initiator && !agreement.peer_is_smbdirect {
                 &STARTUP_PROBE_DELAYS
             } else {
@@ -194,6 +186,9 @@ impl IwarpQueuePair {
             span: Span::current(),
         };
         Connected {
+            limits: queue_pair.machine.limits(),
+            is_zero_copy: false,
+            poll_window: tuning.poll_window,
             queue_pair: Box::new(queue_pair),
             remote_address,
             local_address,
@@ -218,8 +213,8 @@ impl IwarpQueuePair {
             self.machine.set_max_fpdu(socket.max_fpdu());
         }
         for _ in 0..MAX_WRITES_PER_CALL {
-            if self.machine.transmitted_bytes() >= self.turn_end.sent {
-                return self.end_turn(context);
+            if self.machine.transmitted_bytes() >= self.until {
+                break;
             }
             if self.machine.prepare() == 0 || self.machine.has_ended() {
                 return;
@@ -233,26 +228,24 @@ impl IwarpQueuePair {
             match socket.write_from(&self.machine) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => self.broken_pipe = Some(os_error("sending", &error)),
+                Err(error) => self.break_pipe(&error),
             }
         }
-        if self.machine.prepare() > 0 {
-            wake_after_io_poll(context);
-        }
+        self.is_unfinished |= self.machine.has_output();
     }
 
-    /// Wakes the context if there may be bytes to send, for which the call or the turn has no room.
-    fn end_turn(&mut self, context: &mut Context<'_>) {
-        if self.machine.has_output() {
-            wake_after_io_poll(context);
-        }
+    /// Records the error of a write. The next poll reads what the peer has sent before.
+    #[cold]
+    fn break_pipe(&mut self, error: &io::Error) {
+        self.broken_pipe = Some(os_error("sending", error));
+        self.is_unfinished = true;
     }
 
     /// Writes records of whole FPDUs, until the socket is full, the peer has no room for the next
     /// record, or the limit of one call is reached.
     fn write_records(&mut self, context: &mut Context<'_>) {
         let last = self.machine.transmitted_bytes() + MAX_RECORD_BYTES_PER_CALL;
-        let last = last.min(self.turn_end.sent);
+        let last = last.min(self.until);
         let mut known: Option<Cut> = None;
         for _ in 0..MAX_RECORDS_PER_CALL {
             let sent = self.machine.transmitted_bytes();
@@ -294,11 +287,11 @@ impl IwarpQueuePair {
                     known = Some(cut);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => self.broken_pipe = Some(os_error("sending", &error)),
+                Err(error) => self.break_pipe(&error),
             }
             self.end_window_wait();
         }
-        self.end_turn(context);
+        self.is_unfinished |= self.machine.has_output();
     }
 
     /// Returns whether bytes wait for the socket. If FPDUs are aligned, those are included that are made
@@ -522,10 +515,6 @@ impl IwarpQueuePair {
 }
 
 impl QueuePair for IwarpQueuePair {
-    fn limits(&self) -> Limits {
-        self.machine.limits()
-    }
-
     fn room(&self) -> Room {
         self.machine.room()
     }
@@ -534,39 +523,30 @@ impl QueuePair for IwarpQueuePair {
         self.machine.post(work);
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) {
+    fn flush(&mut self, context: &mut Context<'_>, until: u64) {
+        if until != self.until {
+            self.until = until;
+            let limit = until.saturating_sub(self.machine.transmitted_bytes());
+            let backlog = limit.clamp(1, self.max_backlog as u64);
+            self.machine.set_max_backlog(backlog as usize);
+        }
         self.write(context);
         if self.awaits_first_fpdu() {
             self.startup_probe(context);
         }
         self.close_if_ended();
-        let sent = self.machine.transmitted_bytes();
-        self.adaptive_spin.record_flush(sent, self.received);
     }
 
-    fn lent_bytes(&self) -> usize {
-        self.machine.lent_bytes()
-    }
-
-    fn begin_turn(&mut self, limit: WireBytes) {
-        let sent = self.machine.transmitted_bytes();
-        self.turn_end = WireBytes {
-            sent: sent.saturating_add(limit.sent),
-            received: self.received.saturating_add(limit.received),
-        };
-        let backlog = limit.sent.clamp(1, self.max_backlog as u64);
-        self.machine.set_max_backlog(backlog as usize);
-    }
-
-    fn wire_bytes(&self) -> Option<WireBytes> {
-        Some(WireBytes {
+    fn usage(&self) -> Usage {
+        Usage {
             sent: self.machine.transmitted_bytes(),
             received: self.received,
-        })
+            lent: self.machine.lent_bytes(),
+        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
-        let mut reads = 0;
+        let (mut reads, before) = (0, self.received);
         // The flag applies to this poll only, because the next caller may be one that sleeps.
         let mut skip_readiness_check = mem::take(&mut self.skip_readiness_check);
         loop {
@@ -578,28 +558,34 @@ impl QueuePair for IwarpQueuePair {
                     None => Poll::Pending,
                 };
             }
+            // What the last call has left to read stays to do until this one reads.
+            let was_unfinished = mem::take(&mut self.is_unfinished);
             if self.machine.has_ended() {
                 return Poll::Pending;
             }
             self.write(context);
             if self.machine.has_completion() {
+                self.is_unfinished |= was_unfinished;
                 continue;
             }
-            if reads == MAX_READS_PER_POLL || self.received >= self.turn_end.received {
+            if reads == MAX_READS_PER_POLL || self.received - before >= MAX_READ_BYTES_PER_POLL {
                 if self.closing != Closing::No {
                     self.close(context, false);
                 }
-                wake_after_io_poll(context);
+                self.is_unfinished = true;
                 return Poll::Pending;
             }
             let skip_readiness_check = mem::take(&mut skip_readiness_check);
             if self.read(context, skip_readiness_check) {
                 reads += 1;
+                // There may be more, and no waker is registered.
+                self.is_unfinished = true;
                 continue;
             }
             if skip_readiness_check && self.broken_pipe.is_none() && self.closing == Closing::No {
                 // This caller busy-polls, so it polls again. The waker was registered when a poll
                 // last found nothing. If the task was woken since then, it registers again.
+                self.is_unfinished |= was_unfinished;
                 return Poll::Pending;
             }
             if let Some(error) = self.broken_pipe.take() {
@@ -612,27 +598,14 @@ impl QueuePair for IwarpQueuePair {
                 self.close(context, true);
             }
             if !self.machine.has_ended() {
-                let sent = self.machine.transmitted_bytes();
-                if self
-                    .adaptive_spin
-                    .keep_spinning(sent, self.received, Instant::now)
-                {
-                    wake_after_io_poll(context);
-                }
                 self.update_low_water(context);
                 return Poll::Pending;
             }
         }
     }
 
-    fn has_completion(&self) -> bool {
-        let sent = self.machine.transmitted_bytes();
-        self.machine.has_completion()
-            || self.closing != Closing::No
-            || self.broken_pipe.is_some()
-            || self.machine.has_ended()
-            // A poll that finds nothing decides whether to spin.
-            || self.adaptive_spin.may_spin(sent, self.received)
+    fn needs_poll(&self) -> bool {
+        self.is_unfinished || self.machine.has_completion()
     }
 
     fn busy_poll(&mut self) -> bool {
@@ -663,6 +636,7 @@ impl QueuePair for IwarpQueuePair {
             Teardown::Graceful if self.closing == Closing::No => {
                 self.machine.close();
                 self.closing = Closing::Draining;
+                self.is_unfinished = true;
             }
             Teardown::Graceful => {}
             Teardown::Abort => {

@@ -35,9 +35,9 @@ pub struct RoceConfig {
     /// The most bytes of one connection that are sent and not acknowledged. Between two ends with the same IP
     /// address it is an eighth of the receive buffer of this end's socket, if that is more, up to 1 MiB.
     pub max_in_flight: usize,
-    /// How long a queue pair spins for more datagrams before it sleeps, once at least 16 KiB have
-    /// moved since its last sleep. Zero disables spinning.
-    pub spin_window: Duration,
+    /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have
+    /// moved since its last sleep. With zero it sleeps at once.
+    pub poll_window: Duration,
     /// An observer of all datagrams.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
@@ -61,7 +61,7 @@ impl Default for RoceConfig {
             close_timeout: settings.close_timeout,
             max_half_open: settings.max_half_open,
             max_in_flight: settings.max_in_flight,
-            spin_window: Duration::from_micros(100),
+            poll_window: Duration::from_micros(100),
             tap: None,
         }
     }

@@ -65,10 +65,11 @@ async fn accept(
         .await
         .ok_or_else(timed_out)?
         .map_err(|(error, _)| error)?;
-    Ok(Connected {
-        queue_pair: Box::new(RoceQueuePair::new(owned, path, &config)),
-        remote_address: path.remote,
-        local_address: with_port(path.local, port),
+    Ok(RoceQueuePair::connected(
+        owned,
+        path,
+        &config,
+        (with_port(path.local, port), path.remote),
         private_data,
-    })
+    ))
 }

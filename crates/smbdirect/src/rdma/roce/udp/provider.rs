@@ -22,13 +22,15 @@ use super::{
     shared::Common,
 };
 use crate::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+    provider::{
+        BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
+    },
     roce::{
         cm::PathMtu,
         endpoint::{ConnectParameters, MAX_REQUEST_DATA, Path},
         rc::QueuePair,
     },
-    work::{Limits, ProviderError, ProviderErrorKind, WorkRequest},
+    work::{ProviderError, ProviderErrorKind, WorkRequest},
 };
 
 /// The provider of RoCEv2 in software, over UDP.
@@ -198,30 +200,28 @@ impl Roce {
             };
             (error, path_mtu)
         })?;
-        Ok(Connected {
-            queue_pair: Box::new(RoceQueuePair::new(owned, path, &self.config)),
-            remote_address: address,
-            local_address: path.local,
+        Ok(RoceQueuePair::connected(
+            owned,
+            path,
+            &self.config,
+            (path.local, address),
             private_data,
-        })
+        ))
     }
 }
 
 impl Provider for Roce {
-    fn name(&self) -> &'static str {
-        "roce"
-    }
-
-    fn default_port(&self) -> u16 {
-        445
-    }
-
-    fn limits(&self) -> Limits {
+    fn attributes(&self) -> ProviderAttributes {
         let settings = self.config.endpoint(0);
-        QueuePair::limits_of(
-            settings.initiator_depth.into(),
-            settings.responder_resources.into(),
-        )
+        ProviderAttributes {
+            name: "roce",
+            default_port: 445,
+            limits: QueuePair::limits_of(
+                settings.initiator_depth.into(),
+                settings.responder_resources.into(),
+            ),
+            negotiates_read_depths: true,
+        }
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {

@@ -3,27 +3,23 @@
 use std::{
     collections::VecDeque,
     fmt, io,
+    net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
-    time::Instant,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use tracing::debug;
 
 use super::{config::RoceConfig, driver::Running, shared::MAX_GROUPS_PER_CALL};
-use crate::{
-    rdma::{
-        adaptive_spin::AdaptiveSpin,
-        memory::{DeregisterError, RegisterError, Registration},
-        provider::{QueuePair, WireBytes},
-        roce::{
-            RetransmissionStatistics,
-            endpoint::{ConnectionId, Path},
-        },
-        work::{Access, Completion, Limits, Room, Teardown, Token, WorkRequest},
+use crate::rdma::{
+    memory::{DeregisterError, RegisterError, Registration},
+    provider::{Connected, QueuePair, Usage},
+    roce::{
+        RetransmissionStatistics,
+        endpoint::{ConnectionId, Path},
     },
-    runtime::wake_after_io_poll,
+    work::{Access, Completion, Room, Teardown, Token, WorkRequest},
 };
 
 /// A connection of an endpoint that has an owner. Dropping it gives the connection up.
@@ -70,10 +66,10 @@ impl Drop for Owned {
 pub(super) struct RoceQueuePair {
     owned: Owned,
     path: Path,
-    limits: Limits,
     /// Completions that were taken from the endpoint together, so that each does not need the lock.
     completions: VecDeque<Completion>,
-    adaptive_spin: AdaptiveSpin,
+    /// Whether the last poll has received as many datagrams as one poll may.
+    is_unfinished: bool,
     /// Whether the next poll receives without asking the runtime if the socket is ready.
     skip_readiness_check: bool,
     /// Whether the last completion was returned.
@@ -81,31 +77,36 @@ pub(super) struct RoceQueuePair {
 }
 
 impl RoceQueuePair {
-    pub(super) fn new(owned: Owned, path: Path, config: &RoceConfig) -> Self {
+    /// Creates the queue pair of an established connection, whose addresses are `local` and `remote`.
+    pub(super) fn connected(
+        owned: Owned,
+        path: Path,
+        config: &RoceConfig,
+        (local, remote): (SocketAddr, SocketAddr),
+        private_data: Bytes,
+    ) -> Connected {
         let limits = owned.socket.shared.lock().endpoint.limits(owned.id);
-        Self {
-            limits: limits.expect("an established connection has a queue pair"),
+        let queue_pair = Self {
             owned,
             path,
             completions: VecDeque::new(),
-            adaptive_spin: AdaptiveSpin::new(config.spin_window),
+            is_unfinished: false,
             skip_readiness_check: false,
             has_ended: false,
+        };
+        Connected {
+            queue_pair: Box::new(queue_pair),
+            limits: limits.expect("an established connection has a queue pair"),
+            is_zero_copy: false,
+            poll_window: config.poll_window,
+            remote_address: remote,
+            local_address: local,
+            private_data,
         }
-    }
-
-    /// Returns the bytes sent and received so far.
-    fn moved(&self) -> (u64, u64) {
-        let core = self.owned.socket.shared.lock();
-        core.endpoint.moved_bytes(self.owned.id)
     }
 }
 
 impl QueuePair for RoceQueuePair {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
     fn room(&self) -> Room {
         let core = self.owned.socket.shared.lock();
         core.endpoint.room(self.owned.id)
@@ -116,23 +117,23 @@ impl QueuePair for RoceQueuePair {
         core.endpoint.post(self.owned.id, work);
     }
 
-    fn flush(&mut self, _: &mut Context<'_>) {
+    fn flush(&mut self, _: &mut Context<'_>, _: u64) {
         // The task of the socket continues if the socket is full.
         self.owned
             .socket
             .shared
             .with_core(|core, _| core.endpoint.flush(self.owned.id));
-        let (sent, received) = self.moved();
-        self.adaptive_spin.record_flush(sent, received);
     }
 
-    fn lent_bytes(&self) -> usize {
-        self.owned.socket.shared.common.lent_bytes()
-    }
-
-    fn wire_bytes(&self) -> Option<WireBytes> {
-        let (sent, received) = self.moved();
-        Some(WireBytes { sent, received })
+    fn usage(&self) -> Usage {
+        let core = self.owned.socket.shared.lock();
+        let (sent, received) = core.endpoint.moved_bytes(self.owned.id);
+        drop(core);
+        Usage {
+            sent,
+            received,
+            lent: self.owned.socket.shared.common.lent_bytes(),
+        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -145,8 +146,8 @@ impl QueuePair for RoceQueuePair {
         let shared = &self.owned.socket.shared;
         let mut skip_readiness_check = std::mem::take(&mut self.skip_readiness_check);
         let mut rounds = 0;
-        let moved = loop {
-            let (moved, waits) = {
+        loop {
+            let waits = {
                 let mut core = shared.lock();
                 core.endpoint
                     .take_completions(self.owned.id, &mut self.completions);
@@ -158,42 +159,33 @@ impl QueuePair for RoceQueuePair {
                     return Poll::Ready(completion);
                 }
                 core.wake_owner(self.owned.id, context.waker());
-                (
-                    core.endpoint.moved_bytes(self.owned.id),
-                    core.endpoint.awaits_packets(self.owned.id),
-                )
+                core.endpoint.awaits_packets(self.owned.id)
             };
             // The datagrams that have arrived may be for another queue pair.
             let skip = std::mem::take(&mut skip_readiness_check);
             if !waits || !shared.receive(skip) {
-                break moved;
+                self.is_unfinished = false;
+                return Poll::Pending;
             }
+            // There may be more, and no waker is registered.
+            self.is_unfinished = true;
             // A flood of datagrams for nobody must not keep other tasks from running.
             rounds += 1;
             if rounds == MAX_GROUPS_PER_CALL {
-                context.waker().wake_by_ref();
-                break moved;
+                return Poll::Pending;
             }
-        };
-        if self
-            .adaptive_spin
-            .keep_spinning(moved.0, moved.1, Instant::now)
-        {
-            wake_after_io_poll(context);
         }
-        Poll::Pending
     }
 
-    fn has_completion(&self) -> bool {
+    fn needs_poll(&self) -> bool {
         if self.has_ended {
             return false;
         }
-        if !self.completions.is_empty() {
+        if self.is_unfinished || !self.completions.is_empty() {
             return true;
         }
         let core = self.owned.socket.shared.lock();
-        let (sent, received) = core.endpoint.moved_bytes(self.owned.id);
-        core.endpoint.has_completion(self.owned.id) || self.adaptive_spin.may_spin(sent, received)
+        core.endpoint.has_completion(self.owned.id)
     }
 
     fn busy_poll(&mut self) -> bool {
@@ -234,7 +226,6 @@ impl fmt::Debug for RoceQueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RoceQueuePair")
             .field("path", &self.path)
-            .field("limits", &self.limits)
             .finish_non_exhaustive()
     }
 }
