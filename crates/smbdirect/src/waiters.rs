@@ -112,7 +112,7 @@ impl<T> Waiters<T> {
             }
             Slot::Done(_) => {
                 let Slot::Done(result) = mem::replace(slot, Slot::Free) else {
-                    unreachable!("it was just seen to be done")
+                    unreachable!("the slot is `Done` in this arm")
                 };
                 self.free.push(index);
                 Poll::Ready(result)

@@ -163,7 +163,7 @@ impl State {
         }
         if all == 0 {
             let done = self.sends.complete(index, Ok(()));
-            done.expect("the place was just made");
+            done.expect("no future can have abandoned the slot before its index is returned");
         }
         Ok(index)
     }
@@ -245,11 +245,11 @@ impl State {
         index
     }
 
-    /// Completes a read or write that the engine did not take.
+    /// Completes a read or write that the engine did not take. No future has the index yet.
     fn fail_transfer(&mut self, index: usize, result: TransferResult) {
         self.transfers
             .complete(index, result)
-            .expect("the place was just made");
+            .expect("no future can have abandoned the slot before its index is returned");
     }
 
     /// Returns the result of a submitted read or write, once it is over. The caller drops `old` outside the

@@ -22,8 +22,8 @@
 //! 3.1.5.1.
 //!
 //! # The files
-//! This file has the state, the getters and the dispatch. `negotiate`, `send`, `receive`,
-//! `keep_alive`, `transfer` and `close` have the rules, each with its commands of group C.
+//! This file has the state, the getters and the dispatch. `negotiation`, `send`, `receive`,
+//! `keepalive`, `transfer` and `close` have the rules, each with its commands of group C.
 //!
 //! A connection logs in the tracing span that is current when the connection is created.
 
@@ -39,14 +39,14 @@ use super::{
     error::{ConnectionError, Expired},
     event::Event,
     in_flight::InFlight,
-    keepalive::KeepaliveRequested,
-    negotiation::{Negotiated, Outcome},
+    keepalive_requested::KeepaliveRequested,
+    negotiate_messages::{Negotiated, Outcome},
     reassembly::Reassembly,
     send_queue::SendQueue,
     stalls::Stalls,
     statistics::Statistics,
     timer::{Timer, TimerTable},
-    transfers::Transfers,
+    transfer_queue::TransferQueue,
 };
 use crate::{
     rdma::work::{Completion, Inline, Limits, Room, WorkId, WorkRequest},
@@ -68,7 +68,7 @@ pub struct Connection {
     reassembly: Reassembly,
     keepalive_requested: KeepaliveRequested,
     timers: TimerTable,
-    transfers: Transfers,
+    transfers: TransferQueue,
     in_flight: InFlight,
     events: VecDeque<Event>,
     /// Events of transfers that failed; they are reported after the reason of the end is known.
@@ -184,7 +184,7 @@ impl Connection {
             reassembly: Reassembly::default(),
             keepalive_requested: KeepaliveRequested::None,
             timers,
-            transfers: Transfers::default(),
+            transfers: TransferQueue::default(),
             in_flight: InFlight::default(),
             events: VecDeque::new(),
             abandoned: Vec::new(),
@@ -451,11 +451,11 @@ impl Connection {
 }
 
 mod close;
-mod keep_alive;
+mod keepalive;
 mod log;
 #[cfg(test)]
 mod model;
-mod negotiate;
+mod negotiation;
 mod receive;
 mod send;
 #[cfg(test)]

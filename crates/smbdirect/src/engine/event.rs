@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::{error::ConnectionError, negotiation::Negotiated};
+use super::{error::ConnectionError, negotiate_messages::Negotiated};
 use crate::rdma::work::Token;
 
 /// The identifier of a message in [`Event::MessageSent`]; the sender chooses it.

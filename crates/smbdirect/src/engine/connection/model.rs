@@ -24,7 +24,7 @@ use super::{Connection, Kind, Role};
 use crate::{
     engine::{
         Config, ConnectionError, Event, Initiator, MessageId, Policy, Revision, Settings,
-        keepalive::KeepaliveRequested, timer::Timer, transfers::Transfers,
+        keepalive_requested::KeepaliveRequested, timer::Timer, transfer_queue::TransferQueue,
     },
     rdma::work::{
         Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room, WorkId,

@@ -11,7 +11,7 @@ use crate::{
         config::Revision,
         error::{ConnectionError, Violation},
         event::Event,
-        negotiation::{receive_negotiate_request, receive_negotiate_response},
+        negotiate_messages::{receive_negotiate_request, receive_negotiate_response},
         reassembly::Part,
         timer::Timer,
     },

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{Connection, negotiate::FIRST_GRANT_DELAY};
+use super::{Connection, negotiation::FIRST_GRANT_DELAY};
 use crate::{
     engine::{
         Config, ConnectionError, Credits, Event, Expired, Initiator, Message, MessageId, Policy,
@@ -418,8 +418,8 @@ mod credit_grant_timer;
 mod credits;
 mod first_grant;
 mod initial_state;
-mod keep_alive;
-mod negotiate;
+mod keepalive;
+mod negotiation;
 mod receive;
 mod send;
 mod statistics;

@@ -9,7 +9,7 @@ use crate::{
         error::TransferFault,
         event::{Event, TransferId},
         timer::Timer,
-        transfers::Done,
+        transfer_queue::Done,
     },
     rdma::work::WorkRequest,
     wire::BufferDescriptorV1,

@@ -103,7 +103,7 @@ fn snapshot(engine: &Connection) -> Connection {
         reassembly: reassembly.clone(),
         keepalive_requested: *keepalive_requested,
         timers: timers.clone(),
-        transfers: Transfers::default(),
+        transfers: TransferQueue::default(),
         in_flight: in_flight.clone(),
         events: VecDeque::new(),
         abandoned: Vec::new(),

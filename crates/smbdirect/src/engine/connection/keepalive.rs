@@ -6,7 +6,7 @@ use super::Connection;
 use crate::engine::{
     error::{ConnectionError, Expired},
     event::Event,
-    keepalive::{KeepaliveRequested, OnIdle},
+    keepalive_requested::{KeepaliveRequested, OnIdle},
     timer::Timer,
 };
 

@@ -12,7 +12,7 @@ use crate::{
         error::ConnectionError,
         event::Event,
         in_flight::Sent,
-        negotiation::{Outcome, negotiate_request, negotiate_response},
+        negotiate_messages::{Outcome, negotiate_request, negotiate_response},
         timer::Timer,
     },
     rdma::work::{Inline, ProviderError, ProviderErrorKind, WorkRequest},

@@ -137,7 +137,7 @@ fn plan(
 
 /// The reads and writes that have not finished.
 #[derive(Debug, Default)]
-pub(super) struct Transfers {
+pub(super) struct TransferQueue {
     reads: VecDeque<Read>,
     /// Number of `reads`, from the front, that are known to be posted completely.
     reads_posted: usize,
@@ -179,7 +179,7 @@ pub(super) struct Done {
     pub(super) buffer: Option<BytesMut>,
 }
 
-impl Transfers {
+impl TransferQueue {
     /// Starts a read that fills `into`. An error returns the buffer.
     pub(super) fn read(
         &mut self,
@@ -465,7 +465,7 @@ mod tests {
     fn a_write_larger_than_the_window_is_posted_alone() {
         let wide = WRITE_WINDOW_BYTES as u32 + 1;
         let all = [descriptor(0, 1, u32::MAX)];
-        let mut transfers = Transfers::default();
+        let mut transfers = TransferQueue::default();
         let data = Bytes::from(vec![0; wide as usize + 1]);
         transfers
             .write(TransferId(1), &all, 0, data, wide, 0)
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(plan(&high, 10, 1, 100), Err(TransferFault::Wrap));
         assert!(plan(&high, 0, 4, 100).is_ok());
         assert_eq!(plan(&one, 0, 1, 0), Err(TransferFault::Unsupported));
-        let mut transfers = Transfers::default();
+        let mut transfers = TransferQueue::default();
         let buffer = BytesMut::zeroed(101);
         let (_, buffer) = transfers
             .read(TransferId(1), &one, 0, buffer, 10)
@@ -513,7 +513,7 @@ mod tests {
     //= SMBD-3.1.4.6-05 test
     #[test]
     fn reads_stay_within_ord_and_return_the_whole_buffer() {
-        let mut transfers = Transfers::default();
+        let mut transfers = TransferQueue::default();
         let buffer: BytesMut = (0..10).collect();
         let pointer = buffer.as_ptr();
         transfers
@@ -555,7 +555,7 @@ mod tests {
     //= SMBD-3.1.4.5-04 test
     #[test]
     fn writes_stay_within_the_window() {
-        let mut transfers = Transfers::default();
+        let mut transfers = TransferQueue::default();
         let data = Bytes::from(vec![0; 20 << 20]);
         transfers
             .write(
@@ -585,7 +585,7 @@ mod tests {
 
     #[test]
     fn an_empty_transfer_is_complete_immediately() {
-        let mut transfers = Transfers::default();
+        let mut transfers = TransferQueue::default();
         transfers
             .read(TransferId(1), &[], 0, BytesMut::new(), 1)
             .unwrap();
