@@ -15,9 +15,12 @@ mod peer;
 mod bugs {
     pub(crate) mod decoding;
     pub(crate) mod ends;
+    pub(crate) mod listeners;
+    pub(crate) mod memory;
     pub(crate) mod protocol;
-    pub(crate) mod stack;
+    pub(crate) mod shutdown;
     pub(crate) mod startup;
+    pub(crate) mod transfers;
 }
 
 /// Returns the names of the tests in a line of the list.

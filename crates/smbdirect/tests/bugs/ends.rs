@@ -2,11 +2,12 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Config, Connection, Listener, Settings,
+    Access, Config, Connection, Listener, MemoryRegion, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
+        loopback::{Loopback, LoopbackConfig},
         provider::Provider,
     },
 };
@@ -18,6 +19,31 @@ pub(crate) const HERE: SocketAddr =
 
 pub(crate) fn iwarp() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+/// Returns the providers that need no hardware, and one with very small limits.
+pub(crate) fn providers() -> Vec<Arc<dyn Provider>> {
+    let mut lean = LoopbackConfig::default();
+    lean.limits.max_send_queue = 2;
+    lean.limits.max_receive_queue = 4;
+    lean.limits.max_outbound_reads = 1;
+    lean.limits.max_inbound_reads = 1;
+    lean.limits.max_transfer = 5000;
+    vec![
+        iwarp(),
+        Arc::new(Loopback::new()),
+        Arc::new(Loopback::with_config(lean)),
+    ]
+}
+
+fn all_access() -> Access {
+    Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE
+}
+
+pub(crate) fn region(connection: &Connection, content: &[u8]) -> MemoryRegion {
+    connection
+        .register(BytesMut::from(content), all_access())
+        .unwrap()
 }
 
 pub(crate) fn bytes(length: usize, seed: u8) -> Bytes {

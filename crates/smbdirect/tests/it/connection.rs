@@ -10,19 +10,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use smbdirect::{
-    Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener,
-    MemoryRegion, Message, MessageOptions, SendError, Settings, TransferFault, TrySendError,
-    engine::{Expired, Initiator},
+    Config, Connection, ConnectionError, Listener, Message, MessageOptions, SendError, Settings,
+    TrySendError,
+    engine::Initiator,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
-        memory::RegisterFault,
-        provider::{AcceptRequest, Provider, ProviderListener},
-        work::{Completion, Inline, ProviderErrorKind, WorkId, WorkRequest},
+        provider::Provider,
     },
-    wire::{NegotiateResponse, Status},
 };
 use smbdirect_test::within;
 use tokio::{
@@ -80,7 +77,8 @@ macro_rules! over_every_provider {
             $(
                 #[tokio::test]
                 async fn $behaviour() {
-                    super::$behaviour(super::Arc::new(super::Loopback::new())).await;
+                    let provider = smbdirect::rdma::loopback::Loopback::new();
+                    super::$behaviour(std::sync::Arc::new(provider)).await;
                 }
             )*
         }
@@ -89,8 +87,8 @@ macro_rules! over_every_provider {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $behaviour() {
-                    let provider = super::Iwarp::new(super::IwarpConfig::default());
-                    super::$behaviour(super::Arc::new(provider)).await;
+                    let provider = smbdirect::rdma::iwarp::Iwarp::new(smbdirect::rdma::iwarp::IwarpConfig::default());
+                    super::$behaviour(std::sync::Arc::new(provider)).await;
                 }
             )*
         }
@@ -101,22 +99,13 @@ over_every_provider! {
     messages_of_all_sizes_both_ways
     send_many_and_recv_many_act_as_single_calls
     busy_poll_receives_messages_and_can_time_out
-    connect_returns_what_failed
-    each_peer_is_refused_or_accepted_with_settings
-    the_acceptor_may_speak_first
     smallest_credits_and_sizes_allow_traffic_both_ways
-    reads_writes_and_invalidation
-    several_buffers_are_one_range
-    closing_sends_what_was_submitted_and_both_ends_learn_why
-    dropping_the_last_handle_closes
     untaken_messages_stop_the_sender_and_memory_is_bounded
     keepalive_is_a_round_trip
     a_requested_response_is_due_until_the_peer_answers
     ready_resolves_on_credits_without_a_message
-    every_future_ends_when_the_runtime_stops
     submitted_messages_leave_although_the_inbox_is_full
     wire_bytes_are_payloads_with_headers
-    an_address_is_free_when_its_listener_is_dropped
 }
 
 /// What one end sends the other receives.
@@ -242,136 +231,6 @@ async fn busy_poll_receives_messages_and_can_time_out(provider: Arc<dyn Provider
     within(echo).await.unwrap();
 }
 
-/// The owner of an `IncomingListener` refuses a peer, drops one, and accepts one with its own settings.
-async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provider>) {
-    let address = "127.0.0.1:0".parse().unwrap();
-    let mut listener = IncomingListener::bind(&*provider, address).await.unwrap();
-    let address = listener.local_address();
-    for refuses in [true, false] {
-        let deciding = async {
-            let incoming = listener.accept().await.unwrap();
-            assert!(incoming.remote_address().ip().is_loopback());
-            if refuses {
-                incoming.refuse();
-            } else {
-                drop(incoming);
-            }
-        };
-        let connecting = Connection::connect(&*provider, address, Config::default());
-        let (result, ()) = within(async { tokio::join!(connecting, deciding) }).await;
-        let Err(ConnectError::Provider(error)) = result else {
-            panic!("a refused peer got a connection");
-        };
-        assert_eq!(error.kind, ProviderErrorKind::Rejected);
-    }
-    for max_read_write_size in [1 << 20, 2 << 20] {
-        let config = Config::new(Settings {
-            max_read_write_size,
-            ..Settings::default()
-        });
-        let accepting = async {
-            let incoming = listener.accept().await.unwrap();
-            incoming.accept(config.unwrap()).await
-        };
-        let connecting = Connection::connect(&*provider, address, Config::default());
-        let (client, server) = within(async { tokio::join!(connecting, accepting) }).await;
-        let (client, server) = (client.unwrap(), server.unwrap());
-        assert_eq!(client.negotiated().max_read_write_size, max_read_write_size);
-        within(client.send("message").unwrap()).await.unwrap();
-        let message = within(server.recv()).await.unwrap();
-        assert_eq!(message.into_bytes(), "message");
-    }
-}
-
-/// Accepts an RDMA connection, refuses the negotiation, and waits for the peer to disconnect.
-async fn refuse_negotiation(listener: &mut dyn ProviderListener, status: Status) {
-    let incoming = listener.accept().await.unwrap();
-    let accepting = (incoming.accept)(AcceptRequest {
-        private_data: Bytes::new(),
-        receive: WorkRequest::Receive {
-            id: WorkId(0),
-            length: 512,
-            count: 1,
-        },
-        peer_serves_reads: None,
-    });
-    let mut queue_pair = accepting.await.unwrap().queue_pair;
-    loop {
-        let completion = poll_fn(|context| {
-            queue_pair.flush(context, u64::MAX);
-            queue_pair.poll_completion(context)
-        });
-        match completion.await {
-            Completion::Received { .. } => {
-                let mut refusal = Vec::new();
-                NegotiateResponse::refusal(status).encode(&mut refusal);
-                queue_pair.post(WorkRequest::Send {
-                    id: WorkId(1),
-                    header: Inline::new(),
-                    payload: refusal.into(),
-                    invalidate: None,
-                });
-            }
-            Completion::Disconnected(_) => return,
-            _ => {}
-        }
-    }
-}
-
-//= SMBD-3.1.4.1-08 test
-//= SMBD-3.1.4.1-10 test
-async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
-    let address = "127.0.0.1:0".parse().unwrap();
-    let mut listener = provider.listen(address).await.unwrap();
-    let address = listener.local_address();
-    let status = Status::INSUFFICIENT_RESOURCES;
-    let connecting = Connection::connect(&*provider, address, Config::default());
-    let refusing = refuse_negotiation(&mut *listener, status);
-    let (result, ()) = within(async { tokio::join!(connecting, refusing) }).await;
-    let refused = ConnectionError::Refused(status);
-    assert_eq!(result.unwrap_err(), ConnectError::Negotiation(refused));
-    // The port is free again, and no process listens on it.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let connecting = Connection::connect(&*provider, address, Config::default());
-    let Err(ConnectError::Provider(error)) = within(connecting).await else {
-        panic!("a process listens on {address}");
-    };
-    assert_eq!(error.kind, ProviderErrorKind::Refused);
-}
-
-/// The Negotiation Timer covers the time before there is an RDMA connection.
-//= SMBD-3.1.4.1-06 test
-#[tokio::test]
-async fn connecting_takes_no_longer_than_the_negotiation_timer() {
-    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let config = Config::new(Settings {
-        active_negotiation_timeout: Duration::from_millis(50),
-        ..Settings::default()
-    });
-    let provider = Iwarp::new(IwarpConfig {
-        connect_timeout: Duration::MAX,
-        ..IwarpConfig::default()
-    });
-    let address = silent.local_addr().unwrap();
-    let connecting = Connection::connect(&provider, address, config.unwrap());
-    // The error differs from that of a peer that does not negotiate.
-    let error = within(connecting).await.unwrap_err();
-    assert!(
-        matches!(&error, ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut),
-        "{error:?}"
-    );
-}
-
-//= SMBD-3.1.7.2-03 test
-//= SMBD-3.1.7.2-07 test
-async fn the_acceptor_may_speak_first(provider: Arc<dyn Provider>) {
-    let Pair { client, server, .. } = pair(provider).await;
-    drop(server.send("welcome").unwrap());
-    assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "welcome");
-}
-
 async fn smallest_credits_and_sizes_allow_traffic_both_ways(provider: Arc<dyn Provider>) {
     let small = Settings {
         send_credit_target: 1,
@@ -393,122 +252,6 @@ async fn smallest_credits_and_sizes_allow_traffic_both_ways(provider: Arc<dyn Pr
             assert_eq!(within(end.recv()).await.unwrap().into_bytes(), message);
         }
     }
-}
-
-//= SMBD-3.1.4.3-05 test
-//= SMBD-3.1.4.4-01 test
-async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
-    let Pair { client, server, .. } = pair(provider).await;
-    let data = bytes(3 << 20);
-    let source = client
-        .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
-        .unwrap();
-    let access = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
-    let sink = client.register(BytesMut::zeroed(3 << 20), access).unwrap();
-    let into = BytesMut::zeroed(3 << 20);
-    let read = within(server.read(&[source.descriptor()], 0, into))
-        .await
-        .unwrap();
-    assert_eq!(read, data);
-    let writing = server.write(&[sink.descriptor()], 0, data.clone());
-    drop(server.send_and_invalidate("done", sink.token()).unwrap());
-    let done = within(client.recv()).await.unwrap();
-    assert_eq!(done.invalidated_token(), Some(sink.token()));
-    assert_eq!(within(sink.deregister()).await.unwrap(), data);
-    within(writing).await.unwrap();
-    let beyond = within(server.read(&[source.descriptor()], 1, BytesMut::zeroed(3 << 20))).await;
-    let error = beyond.unwrap_err();
-    assert!(matches!(
-        error.fault,
-        TransferFault::BeyondDescriptors { .. }
-    ));
-    assert_eq!(error.buffer.unwrap().len(), 3 << 20);
-    assert_eq!(within(source.deregister()).await.unwrap(), data);
-    assert_eq!(client.stats().regions, 0);
-}
-
-//= SMBD-3.1.4.3-02 test
-//= SMBD-3.1.4.3-05 test
-//= SMBD-3.1.4.4-01 test
-async fn several_buffers_are_one_range(provider: Arc<dyn Provider>) {
-    let Pair { client, server, .. } = pair(provider).await;
-    let data = bytes(100_000);
-    let lengths = [1, 0, 70_000, 29_998, 1];
-    let (mut parts, mut rest) = (Vec::new(), BytesMut::from(&data[..]));
-    for length in lengths {
-        parts.push(rest.split_to(length));
-    }
-    let regions = client.register_all(parts, Access::REMOTE_READ).unwrap();
-    let descriptors: Vec<_> = regions.iter().map(MemoryRegion::descriptor).collect();
-    assert_eq!(descriptors.len(), lengths.len());
-    for (descriptor, length) in descriptors.iter().zip(lengths) {
-        assert_eq!(descriptor.length as usize, length);
-    }
-    let all = within(server.read(&descriptors, 0, BytesMut::zeroed(100_000))).await;
-    assert_eq!(all.unwrap(), data);
-    let across = within(server.read(&descriptors, 69_999, BytesMut::zeroed(10))).await;
-    assert_eq!(across.unwrap(), data[69_999..70_009]);
-    assert_eq!(client.stats().regions, 5);
-    let mut back = BytesMut::new();
-    for region in regions {
-        back.unsplit(within(region.deregister()).await.unwrap());
-    }
-    assert_eq!(
-        (back, client.stats().regions),
-        (BytesMut::from(&data[..]), 0)
-    );
-    assert!(client.register_all([], Access::all()).unwrap().is_empty());
-}
-
-async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {
-    let Pair { client, server, .. } = pair(provider).await;
-    for _ in 0..100 {
-        drop(client.send(bytes(100_000)).unwrap());
-    }
-    let closing = tokio::spawn({
-        let client = client.clone();
-        async move { client.close().await }
-    });
-    for _ in 0..100 {
-        assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
-    }
-    assert_eq!(
-        within(server.recv()).await.unwrap_err(),
-        ConnectionError::Closed(Initiator::Remote)
-    );
-    within(closing).await.unwrap().unwrap();
-    assert_eq!(
-        within(client.closed()).await,
-        ConnectionError::Closed(Initiator::Local)
-    );
-    assert!(matches!(
-        client.send("x"),
-        Err(SendError::Connection(ConnectionError::Closed(_)))
-    ));
-    for stats in [client.stats(), server.stats()] {
-        assert_eq!(
-            (
-                stats.receives_outstanding,
-                stats.work_outstanding,
-                stats.regions
-            ),
-            (0, 0, 0)
-        );
-    }
-}
-
-async fn dropping_the_last_handle_closes(provider: Arc<dyn Provider>) {
-    let Pair { client, server, .. } = pair(provider).await;
-    drop(client.send("last words").unwrap());
-    drop(client);
-    assert_eq!(
-        within(server.recv()).await.unwrap().into_bytes(),
-        "last words"
-    );
-    assert_eq!(
-        within(server.closed()).await,
-        ConnectionError::Closed(Initiator::Remote)
-    );
 }
 
 async fn untaken_messages_stop_the_sender_and_memory_is_bounded(provider: Arc<dyn Provider>) {
@@ -628,162 +371,6 @@ async fn submitted_messages_leave_although_the_inbox_is_full(provider: Arc<dyn P
     );
 }
 
-async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
-    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(&*provider, address, Config::default())
-        .await
-        .unwrap();
-    let address = listener.local_address();
-    let (client, gone) = tokio::sync::oneshot::channel();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let connection = Connection::connect(&*provider, address, Config::default()).await;
-            client.send(connection.unwrap()).unwrap();
-            stopped.await.unwrap();
-        });
-    });
-    let server = listener.accept().await.unwrap();
-    let client = gone.await.unwrap();
-    let region = server
-        .register(BytesMut::zeroed(64), Access::all())
-        .unwrap();
-    let ours = client
-        .register(BytesMut::zeroed(64), Access::all())
-        .unwrap();
-    let sendings: Vec<_> = (0..1000)
-        .map(|_| client.send(bytes(8000)).unwrap())
-        .collect();
-    let mut begun = Vec::new();
-    for _ in 0..4 {
-        begun.push(client.read(&[region.descriptor()], 0, BytesMut::zeroed(64)));
-    }
-    let receiving = tokio::spawn({
-        let client = client.clone();
-        async move { client.recv().await.map(|_| ()) }
-    });
-    tokio::task::yield_now().await;
-    stop.send(()).unwrap();
-    tokio::task::spawn_blocking(|| thread.join().unwrap())
-        .await
-        .unwrap();
-
-    // The connection goes on without its runtime, or it has ended with it.
-    let closing = within(client.close()).await;
-    let stopped = client.error().unwrap();
-    match &stopped {
-        ConnectionError::Closed(Initiator::Local) => assert_eq!(closing, Ok(())),
-        ConnectionError::Provider(_) => assert_eq!(closing, Err(stopped.clone())),
-        other => panic!("{other}"),
-    }
-    assert_eq!(within(receiving).await.unwrap(), Err(stopped.clone()));
-    for sending in sendings {
-        let _ = within(sending).await;
-    }
-    for reading in begun {
-        let buffer = within(reading)
-            .await
-            .map_or_else(|error| error.buffer, Some);
-        assert_eq!(buffer.unwrap().len(), 64);
-    }
-    let reading = client.read(&[region.descriptor()], 0, BytesMut::zeroed(64));
-    let refused = within(reading).await.unwrap_err();
-    assert_eq!(refused.fault, stopped.clone().into());
-    assert_eq!(
-        refused.buffer.unwrap().len(),
-        64,
-        "the read was not submitted"
-    );
-    assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
-    assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
-    assert_eq!(within(client.ready()).await, Err(stopped.clone()));
-    assert_eq!(within(client.close()).await, closing);
-    assert_eq!(within(client.closed()).await, stopped);
-    assert_eq!(within(ours.deregister()).await.unwrap().len(), 64);
-    let stats = client.stats();
-    assert_eq!(
-        (
-            stats.receives_outstanding,
-            stats.work_outstanding,
-            stats.regions
-        ),
-        (0, 0, 0)
-    );
-    within(server.closed()).await;
-}
-
-//= SMBD-3.1.5.1-13b test
-#[tokio::test]
-async fn unsent_messages_return_the_reason() {
-    let few = Settings {
-        credit_grant_timeout: Some(Duration::from_millis(50)),
-        ..few_credits()
-    };
-    let provider = Arc::new(Loopback::new());
-    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
-    // The peer does not take the messages, so its credits run out.
-    let sendings: Vec<_> = (0..20).map(|_| client.send(bytes(8000)).unwrap()).collect();
-    let mut results = Vec::new();
-    for sending in sendings {
-        results.push(within(sending).await);
-    }
-    let starved = ConnectionError::TimedOut(Expired::SendCreditGrant);
-    assert_eq!(results[0], Ok(()));
-    assert_eq!(results[19], Err(starved.clone()));
-    assert!(results.is_sorted_by_key(Result::is_err));
-    assert_eq!(within(client.closed()).await, starved);
-    drop(server);
-}
-
-#[tokio::test]
-async fn timeouts_of_duration_max_never_fire() {
-    let patient = Settings {
-        keepalive_interval: Duration::MAX,
-        keepalive_response_timeout: Duration::MAX,
-        active_negotiation_timeout: Duration::MAX,
-        passive_negotiation_timeout: Duration::MAX,
-        credit_grant_timeout: Some(Duration::MAX),
-        ..few_credits()
-    };
-    let provider = Arc::new(Loopback::new());
-    let Pair { client, server, .. } = pair_with(provider, patient.clone(), patient).await;
-    for _ in 0..20 {
-        drop(client.send(bytes(8000)).unwrap());
-    }
-    for _ in 0..20 {
-        assert_eq!(within(server.recv()).await.unwrap().len(), 8000);
-    }
-    within(client.keepalive()).await.unwrap();
-    within(client.close()).await.unwrap();
-}
-
-#[tokio::test]
-async fn the_last_handle_may_be_dropped_outside_the_runtime() {
-    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let Pair { client, server, .. } = pair(provider).await;
-    for _ in 0..3 {
-        drop(client.send("last words").unwrap());
-    }
-    // The driver task, which would send the other messages, does not run meanwhile.
-    let drop_it = move || {
-        std::thread::sleep(Duration::from_millis(1));
-        drop(client);
-    };
-    std::thread::spawn(drop_it).join().unwrap();
-    for _ in 0..3 {
-        let message = within(server.recv()).await.unwrap();
-        assert_eq!(message.into_bytes(), "last words");
-    }
-    assert_eq!(
-        within(server.closed()).await,
-        ConnectionError::Closed(Initiator::Remote)
-    );
-}
-
 #[tokio::test]
 async fn try_send_accepts_only_a_message_that_can_start() {
     let one = Settings {
@@ -839,175 +426,6 @@ async fn idle_connection_sends_only_keepalives() {
         );
         assert_eq!(client.error(), None);
     }
-}
-
-//= SMBD-3.1.4.3-03 test
-#[cfg(target_pointer_width = "64")]
-#[tokio::test]
-async fn failed_registration_returns_buffer_and_reason() {
-    let Pair { client, .. } = pair(Arc::new(Loopback::new())).await;
-    // Address space only: the pages are never touched.
-    let buffer = BytesMut::zeroed(1 << 32);
-    let error = client.register(buffer, Access::REMOTE_WRITE).unwrap_err();
-    assert_eq!(error.reason, RegisterFault::TooLong);
-    assert_eq!(error.buffer.len(), 1 << 32);
-    assert_eq!(client.stats().regions, 0);
-}
-
-/// Without the depths in the answer's private data the client would have 16 reads outstanding, and
-/// the server would end the connection over the second.
-//= SMBD-6-02 test
-//= SMBD-6-03 test
-#[tokio::test]
-async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
-    let shallow = Iwarp::new(IwarpConfig {
-        ird: 1,
-        ..IwarpConfig::default()
-    });
-    let of_revision_1 = Iwarp::new(IwarpConfig {
-        revision: 1,
-        ..IwarpConfig::default()
-    });
-    let address = "127.0.0.1:0".parse().unwrap();
-    let config = Config::default();
-    let mut listener = Listener::bind(&shallow, address, config.clone())
-        .await
-        .unwrap();
-    let address = listener.local_address();
-    let (client, server) = tokio::join!(
-        Connection::connect(&of_revision_1, address, config),
-        listener.accept()
-    );
-    let (client, server) = (client.unwrap(), server.unwrap());
-    let data = bytes(1000);
-    let source = server
-        .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
-        .unwrap();
-    let readings: Vec<_> = (0..8)
-        .map(|_| client.read(&[source.descriptor()], 0, BytesMut::zeroed(1000)))
-        .collect();
-    for reading in readings {
-        assert_eq!(within(reading).await.unwrap(), data);
-    }
-}
-
-/// A peer of MPA revision 1 can learn the read depths of this end from the private data only.
-//= EST-15 test
-//= SMBD-6-02 test
-//= SMBD-6-03 test
-//= SMBD-6-04 test
-#[tokio::test]
-async fn mpa_revision_1_peer_receives_the_read_depths() {
-    const ACCEPTED: u8 = 0x40;
-    const REFUSED: u8 = 0x60;
-    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&*provider, address, Config::default())
-        .await
-        .unwrap();
-    for (private_data, flags, answer) in [
-        (
-            &[0, 0, 0, 16, 0, 0, 0, 15][..],
-            ACCEPTED,
-            &[0, 0, 0, 16, 0, 0, 0, 15][..],
-        ),
-        (
-            &[0, 0, 0, 99, 0, 0, 0, 99],
-            ACCEPTED,
-            &[0, 0, 0, 32, 0, 0, 0, 32],
-        ),
-        (&[], ACCEPTED, &[]),
-        (&[0, 0, 0, 0, 0, 0, 0, 16], REFUSED, &[]),
-        (&[0, 0, 0, 16, 0, 0, 0, 0], REFUSED, &[]),
-    ] {
-        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
-            .await
-            .unwrap();
-        let mut request = b"MPA ID Req Frame\x40\x01\x00".to_vec();
-        request.push(private_data.len() as u8);
-        request.extend_from_slice(private_data);
-        peer.write_all(&request).await.unwrap();
-        let mut reply = vec![0; 20 + answer.len()];
-        within(peer.read_exact(&mut reply)).await.unwrap();
-        assert_eq!(&reply[..16], b"MPA ID Rep Frame");
-        assert_eq!(&reply[16..19], [flags, 1, 0], "{private_data:?}");
-        assert_eq!(usize::from(reply[19]), answer.len());
-        assert_eq!(&reply[20..], answer);
-    }
-}
-
-/// A peer refuses the connection over a depth of 0.
-//= EST-15 test
-//= SMBD-6-01 test
-#[tokio::test]
-async fn read_depth_of_zero_is_announced_as_one() {
-    let provider = Arc::new(Iwarp::new(IwarpConfig {
-        ird: 0,
-        ord: 0,
-        ..IwarpConfig::default()
-    }));
-    let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&*provider, address, Config::default())
-        .await
-        .unwrap();
-    let mut peer = tokio::net::TcpStream::connect(listener.local_address())
-        .await
-        .unwrap();
-    let request = b"MPA ID Req Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x10";
-    peer.write_all(request).await.unwrap();
-    let mut reply = [0; 28];
-    within(peer.read_exact(&mut reply)).await.unwrap();
-    assert_eq!(reply[20..], [0, 0, 0, 1, 0, 0, 0, 1]);
-}
-
-/// MPA revision 2 carries the read depths in its header, and the private data is ignored.
-//= SMBD-6-02 test
-#[tokio::test]
-async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
-    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&*provider, address, Config::default())
-        .await
-        .unwrap();
-    for private_data in [[0; 8], [0, 0, 0, 16, 0, 0, 0, 16]] {
-        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
-            .await
-            .unwrap();
-        let mut request = b"MPA ID Req Frame\x50\x02\x00\x0c\x00\x10\x00\x10".to_vec();
-        request.extend_from_slice(&private_data);
-        peer.write_all(&request).await.unwrap();
-        let mut reply = vec![0; 24];
-        within(peer.read_exact(&mut reply)).await.unwrap();
-        assert_eq!(&reply[..20], b"MPA ID Rep Frame\x50\x02\x00\x04");
-        assert_eq!(&reply[20..], [0, 16, 0, 16]);
-    }
-}
-
-//= SMBD-6-01 test
-//= SMBD-6-04 test
-#[tokio::test]
-async fn reply_with_read_depth_zero_fails_the_connect() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let provider = Iwarp::new(IwarpConfig {
-        revision: 1,
-        ..IwarpConfig::default()
-    });
-    let connecting = Connection::connect(&provider, address, Config::default());
-    let answering = async {
-        let (mut peer, _) = listener.accept().await.unwrap();
-        let mut request = [0; 28];
-        peer.read_exact(&mut request).await.unwrap();
-        assert_eq!(request[20..], [0, 0, 0, 32, 0, 0, 0, 32]);
-        let reply = b"MPA ID Rep Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x00";
-        peer.write_all(reply).await.unwrap();
-        peer
-    };
-    let (connected, _peer) = within(async { tokio::join!(connecting, answering) }).await;
-    let Err(ConnectError::Provider(error)) = connected else {
-        panic!("{connected:?}");
-    };
-    assert_eq!(error.kind, ProviderErrorKind::Protocol);
 }
 
 /// 3.1.7.2 reports a connection when it arrives, 3.1.5.6 when it can be used. The listener does the
@@ -1098,100 +516,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
     receiver.join().unwrap();
 }
 
-async fn an_address_is_free_when_its_listener_is_dropped(provider: Arc<dyn Provider>) {
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let bind = async |address| Listener::bind(&*provider, address, Config::default()).await;
-    let first = bind(any).await.unwrap();
-    let address = first.local_address();
-    drop(first);
-    // Peers may be in any state of their connection.
-    for _ in 0..20 {
-        let mut listener = bind(address).await.unwrap();
-        let connecting = Connection::connect(&*provider, address, Config::default());
-        let (connected, accepted) = tokio::join!(connecting, listener.accept());
-        let (connected, _accepted) = (connected.unwrap(), accepted.unwrap());
-        let connecting = Connection::connect(&*provider, address, Config::default());
-        let _ = timeout(Duration::from_micros(100), connecting).await;
-        drop(listener);
-        connected.keepalive().await.unwrap();
-    }
-    let incoming = IncomingListener::bind(&*provider, address).await.unwrap();
-    drop(incoming);
-    // A listener may be dropped elsewhere, while its runtime runs or after it has ended.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
-    for ends in [false, true] {
-        let other = provider.clone();
-        let listening = async move { Listener::bind(&*other, address, Config::default()).await };
-        let listener = within(runtime.spawn(listening)).await.unwrap().unwrap();
-        drop(listener);
-        drop(bind(address).await.unwrap());
-        if ends {
-            break;
-        }
-    }
-    runtime.shutdown_background();
-}
-
-/// The destructor of a payload panics, on whatever thread the library drops it.
-#[tokio::test]
-async fn a_payload_that_panics_ends_only_its_connection() {
-    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
-    struct Panics(Vec<u8>);
-    impl AsRef<[u8]> for Panics {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
-    impl Drop for Panics {
-        fn drop(&mut self) {
-            panic!("the test panics here")
-        }
-    }
-    let Pair { client, server, .. } = pair(provider.clone()).await;
-    let other = pair(provider).await;
-    let receiving = tokio::spawn({
-        let client = client.clone();
-        async move { client.recv().await.map(|_| ()) }
-    });
-    tokio::task::yield_now().await;
-    let payload = Bytes::from_owner(Panics(vec![7; 10_000]));
-    let send = || client.send(payload).map(drop);
-    // The panic may unwind through this call.
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(send));
-    let end = within(receiving).await.unwrap().unwrap_err();
-    assert!(matches!(end, ConnectionError::Provider(_)), "{end}");
-    assert_eq!(within(client.closed()).await, end);
-    assert_eq!(client.send("x").unwrap_err(), end.into());
-    drop(client);
-    within(server.closed()).await;
-    other.client.keepalive().await.unwrap();
-}
-
-/// All clients connect in one poll, before the listener can accept the first.
-#[tokio::test]
-async fn as_many_clients_connect_at_once_as_there_are() {
-    let provider = Loopback::new();
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(&provider, any, Config::default())
-        .await
-        .unwrap();
-    let address = listener.local_address();
-    let mut connecting = tokio::task::JoinSet::new();
-    for _ in 0..500 {
-        let provider = provider.clone();
-        connecting.spawn(async move {
-            let connecting = Connection::connect(&provider, address, Config::default());
-            connecting.await.map(drop)
-        });
-    }
-    for _ in 0..500 {
-        within(listener.accept()).await.unwrap();
-    }
-    for connected in within(connecting.join_all()).await {
-        connected.unwrap();
-    }
-}
+mod connecting;
+mod ending;
+mod memory;
+mod read_depths;

@@ -1,0 +1,219 @@
+//! Making and refusing connections.
+
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener, Settings,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::{AcceptRequest, Provider, ProviderListener},
+        work::{Completion, Inline, ProviderErrorKind, WorkId, WorkRequest},
+    },
+    wire::{NegotiateResponse, Status},
+};
+use smbdirect_test::within;
+use tokio::time::timeout;
+
+use super::{Pair, pair};
+
+over_every_provider! {
+    connect_returns_what_failed
+    each_peer_is_refused_or_accepted_with_settings
+    the_acceptor_may_speak_first
+    an_address_is_free_when_its_listener_is_dropped
+}
+
+/// The owner of an `IncomingListener` refuses a peer, drops one, and accepts one with its own settings.
+async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provider>) {
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = IncomingListener::bind(&*provider, address).await.unwrap();
+    let address = listener.local_address();
+    for refuses in [true, false] {
+        let deciding = async {
+            let incoming = listener.accept().await.unwrap();
+            assert!(incoming.remote_address().ip().is_loopback());
+            if refuses {
+                incoming.refuse();
+            } else {
+                drop(incoming);
+            }
+        };
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (result, ()) = within(async { tokio::join!(connecting, deciding) }).await;
+        let Err(ConnectError::Provider(error)) = result else {
+            panic!("a refused peer got a connection");
+        };
+        assert_eq!(error.kind, ProviderErrorKind::Rejected);
+    }
+    for max_read_write_size in [1 << 20, 2 << 20] {
+        let config = Config::new(Settings {
+            max_read_write_size,
+            ..Settings::default()
+        });
+        let accepting = async {
+            let incoming = listener.accept().await.unwrap();
+            incoming.accept(config.unwrap()).await
+        };
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (client, server) = within(async { tokio::join!(connecting, accepting) }).await;
+        let (client, server) = (client.unwrap(), server.unwrap());
+        assert_eq!(client.negotiated().max_read_write_size, max_read_write_size);
+        within(client.send("message").unwrap()).await.unwrap();
+        let message = within(server.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), "message");
+    }
+}
+
+/// Accepts an RDMA connection, refuses the negotiation, and waits for the peer to disconnect.
+async fn refuse_negotiation(listener: &mut dyn ProviderListener, status: Status) {
+    let incoming = listener.accept().await.unwrap();
+    let accepting = (incoming.accept)(AcceptRequest {
+        private_data: Bytes::new(),
+        receive: WorkRequest::Receive {
+            id: WorkId(0),
+            length: 512,
+            count: 1,
+        },
+        peer_serves_reads: None,
+    });
+    let mut queue_pair = accepting.await.unwrap().queue_pair;
+    loop {
+        let completion = poll_fn(|context| {
+            queue_pair.flush(context, u64::MAX);
+            queue_pair.poll_completion(context)
+        });
+        match completion.await {
+            Completion::Received { .. } => {
+                let mut refusal = Vec::new();
+                NegotiateResponse::refusal(status).encode(&mut refusal);
+                queue_pair.post(WorkRequest::Send {
+                    id: WorkId(1),
+                    header: Inline::new(),
+                    payload: refusal.into(),
+                    invalidate: None,
+                });
+            }
+            Completion::Disconnected(_) => return,
+            _ => {}
+        }
+    }
+}
+
+//= SMBD-3.1.4.1-08 test
+//= SMBD-3.1.4.1-10 test
+async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = provider.listen(address).await.unwrap();
+    let address = listener.local_address();
+    let status = Status::INSUFFICIENT_RESOURCES;
+    let connecting = Connection::connect(&*provider, address, Config::default());
+    let refusing = refuse_negotiation(&mut *listener, status);
+    let (result, ()) = within(async { tokio::join!(connecting, refusing) }).await;
+    let refused = ConnectionError::Refused(status);
+    assert_eq!(result.unwrap_err(), ConnectError::Negotiation(refused));
+    // The port is free again, and no process listens on it.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let connecting = Connection::connect(&*provider, address, Config::default());
+    let Err(ConnectError::Provider(error)) = within(connecting).await else {
+        panic!("a process listens on {address}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Refused);
+}
+
+/// The Negotiation Timer covers the time before there is an RDMA connection.
+//= SMBD-3.1.4.1-06 test
+#[tokio::test]
+async fn connecting_takes_no_longer_than_the_negotiation_timer() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(Settings {
+        active_negotiation_timeout: Duration::from_millis(50),
+        ..Settings::default()
+    });
+    let provider = Iwarp::new(IwarpConfig {
+        connect_timeout: Duration::MAX,
+        ..IwarpConfig::default()
+    });
+    let address = silent.local_addr().unwrap();
+    let connecting = Connection::connect(&provider, address, config.unwrap());
+    // The error differs from that of a peer that does not negotiate.
+    let error = within(connecting).await.unwrap_err();
+    assert!(
+        matches!(&error, ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut),
+        "{error:?}"
+    );
+}
+
+//= SMBD-3.1.7.2-03 test
+//= SMBD-3.1.7.2-07 test
+async fn the_acceptor_may_speak_first(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    drop(server.send("welcome").unwrap());
+    assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "welcome");
+}
+
+async fn an_address_is_free_when_its_listener_is_dropped(provider: Arc<dyn Provider>) {
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let bind = async |address| Listener::bind(&*provider, address, Config::default()).await;
+    let first = bind(any).await.unwrap();
+    let address = first.local_address();
+    drop(first);
+    // Peers may be in any state of their connection.
+    for _ in 0..20 {
+        let mut listener = bind(address).await.unwrap();
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (connected, accepted) = tokio::join!(connecting, listener.accept());
+        let (connected, _accepted) = (connected.unwrap(), accepted.unwrap());
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let _ = timeout(Duration::from_micros(100), connecting).await;
+        drop(listener);
+        connected.keepalive().await.unwrap();
+    }
+    let incoming = IncomingListener::bind(&*provider, address).await.unwrap();
+    drop(incoming);
+    // A listener may be dropped elsewhere, while its runtime runs or after it has ended.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    for ends in [false, true] {
+        let other = provider.clone();
+        let listening = async move { Listener::bind(&*other, address, Config::default()).await };
+        let listener = within(runtime.spawn(listening)).await.unwrap().unwrap();
+        drop(listener);
+        drop(bind(address).await.unwrap());
+        if ends {
+            break;
+        }
+    }
+    runtime.shutdown_background();
+}
+
+/// All clients connect in one poll, before the listener can accept the first.
+#[tokio::test]
+async fn as_many_clients_connect_at_once_as_there_are() {
+    let provider = Loopback::new();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(&provider, any, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let mut connecting = tokio::task::JoinSet::new();
+    for _ in 0..500 {
+        let provider = provider.clone();
+        connecting.spawn(async move {
+            let connecting = Connection::connect(&provider, address, Config::default());
+            connecting.await.map(drop)
+        });
+    }
+    for _ in 0..500 {
+        within(listener.accept()).await.unwrap();
+    }
+    for connected in within(connecting.join_all()).await {
+        connected.unwrap();
+    }
+}

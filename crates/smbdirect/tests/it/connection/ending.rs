@@ -1,0 +1,265 @@
+//! The end of a connection, and what its futures and messages come to.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    Access, Config, Connection, ConnectionError, Listener, SendError, Settings,
+    engine::{Expired, Initiator},
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
+};
+use smbdirect_test::within;
+
+use super::{Pair, bytes, few_credits, pair, pair_with};
+
+over_every_provider! {
+    closing_sends_what_was_submitted_and_both_ends_learn_why
+    dropping_the_last_handle_closes
+    every_future_ends_when_the_runtime_stops
+}
+
+async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    for _ in 0..100 {
+        drop(client.send(bytes(100_000)).unwrap());
+    }
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close().await }
+    });
+    for _ in 0..100 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
+    }
+    assert_eq!(
+        within(server.recv()).await.unwrap_err(),
+        ConnectionError::Closed(Initiator::Remote)
+    );
+    within(closing).await.unwrap().unwrap();
+    assert_eq!(
+        within(client.closed()).await,
+        ConnectionError::Closed(Initiator::Local)
+    );
+    assert!(matches!(
+        client.send("x"),
+        Err(SendError::Connection(ConnectionError::Closed(_)))
+    ));
+    for stats in [client.stats(), server.stats()] {
+        assert_eq!(
+            (
+                stats.receives_outstanding,
+                stats.work_outstanding,
+                stats.regions
+            ),
+            (0, 0, 0)
+        );
+    }
+}
+
+async fn dropping_the_last_handle_closes(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    drop(client.send("last words").unwrap());
+    drop(client);
+    assert_eq!(
+        within(server.recv()).await.unwrap().into_bytes(),
+        "last words"
+    );
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
+}
+
+async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(&*provider, address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, gone) = tokio::sync::oneshot::channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let connection = Connection::connect(&*provider, address, Config::default()).await;
+            client.send(connection.unwrap()).unwrap();
+            stopped.await.unwrap();
+        });
+    });
+    let server = listener.accept().await.unwrap();
+    let client = gone.await.unwrap();
+    let region = server
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let ours = client
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let sendings: Vec<_> = (0..1000)
+        .map(|_| client.send(bytes(8000)).unwrap())
+        .collect();
+    let mut begun = Vec::new();
+    for _ in 0..4 {
+        begun.push(client.read(&[region.descriptor()], 0, BytesMut::zeroed(64)));
+    }
+    let receiving = tokio::spawn({
+        let client = client.clone();
+        async move { client.recv().await.map(|_| ()) }
+    });
+    tokio::task::yield_now().await;
+    stop.send(()).unwrap();
+    tokio::task::spawn_blocking(|| thread.join().unwrap())
+        .await
+        .unwrap();
+
+    // The connection goes on without its runtime, or it has ended with it.
+    let closing = within(client.close()).await;
+    let stopped = client.error().unwrap();
+    match &stopped {
+        ConnectionError::Closed(Initiator::Local) => assert_eq!(closing, Ok(())),
+        ConnectionError::Provider(_) => assert_eq!(closing, Err(stopped.clone())),
+        other => panic!("{other}"),
+    }
+    assert_eq!(within(receiving).await.unwrap(), Err(stopped.clone()));
+    for sending in sendings {
+        let _ = within(sending).await;
+    }
+    for reading in begun {
+        let buffer = within(reading)
+            .await
+            .map_or_else(|error| error.buffer, Some);
+        assert_eq!(buffer.unwrap().len(), 64);
+    }
+    let reading = client.read(&[region.descriptor()], 0, BytesMut::zeroed(64));
+    let refused = within(reading).await.unwrap_err();
+    assert_eq!(refused.fault, stopped.clone().into());
+    assert_eq!(
+        refused.buffer.unwrap().len(),
+        64,
+        "the read was not submitted"
+    );
+    assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
+    assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
+    assert_eq!(within(client.ready()).await, Err(stopped.clone()));
+    assert_eq!(within(client.close()).await, closing);
+    assert_eq!(within(client.closed()).await, stopped);
+    assert_eq!(within(ours.deregister()).await.unwrap().len(), 64);
+    let stats = client.stats();
+    assert_eq!(
+        (
+            stats.receives_outstanding,
+            stats.work_outstanding,
+            stats.regions
+        ),
+        (0, 0, 0)
+    );
+    within(server.closed()).await;
+}
+
+//= SMBD-3.1.5.1-13b test
+#[tokio::test]
+async fn unsent_messages_return_the_reason() {
+    let few = Settings {
+        credit_grant_timeout: Some(Duration::from_millis(50)),
+        ..few_credits()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
+    // The peer does not take the messages, so its credits run out.
+    let sendings: Vec<_> = (0..20).map(|_| client.send(bytes(8000)).unwrap()).collect();
+    let mut results = Vec::new();
+    for sending in sendings {
+        results.push(within(sending).await);
+    }
+    let starved = ConnectionError::TimedOut(Expired::SendCreditGrant);
+    assert_eq!(results[0], Ok(()));
+    assert_eq!(results[19], Err(starved.clone()));
+    assert!(results.is_sorted_by_key(Result::is_err));
+    assert_eq!(within(client.closed()).await, starved);
+    drop(server);
+}
+
+#[tokio::test]
+async fn timeouts_of_duration_max_never_fire() {
+    let patient = Settings {
+        keepalive_interval: Duration::MAX,
+        keepalive_response_timeout: Duration::MAX,
+        active_negotiation_timeout: Duration::MAX,
+        passive_negotiation_timeout: Duration::MAX,
+        credit_grant_timeout: Some(Duration::MAX),
+        ..few_credits()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, patient.clone(), patient).await;
+    for _ in 0..20 {
+        drop(client.send(bytes(8000)).unwrap());
+    }
+    for _ in 0..20 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 8000);
+    }
+    within(client.keepalive()).await.unwrap();
+    within(client.close()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_last_handle_may_be_dropped_outside_the_runtime() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let Pair { client, server, .. } = pair(provider).await;
+    for _ in 0..3 {
+        drop(client.send("last words").unwrap());
+    }
+    // The driver task, which would send the other messages, does not run meanwhile.
+    let drop_it = move || {
+        std::thread::sleep(Duration::from_millis(1));
+        drop(client);
+    };
+    std::thread::spawn(drop_it).join().unwrap();
+    for _ in 0..3 {
+        let message = within(server.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), "last words");
+    }
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
+}
+
+/// The destructor of a payload panics, on whatever thread the library drops it.
+#[tokio::test]
+async fn a_payload_that_panics_ends_only_its_connection() {
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
+    struct Panics(Vec<u8>);
+    impl AsRef<[u8]> for Panics {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("the test panics here")
+        }
+    }
+    let Pair { client, server, .. } = pair(provider.clone()).await;
+    let other = pair(provider).await;
+    let receiving = tokio::spawn({
+        let client = client.clone();
+        async move { client.recv().await.map(|_| ()) }
+    });
+    tokio::task::yield_now().await;
+    let payload = Bytes::from_owner(Panics(vec![7; 10_000]));
+    let send = || client.send(payload).map(drop);
+    // The panic may unwind through this call.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(send));
+    let end = within(receiving).await.unwrap().unwrap_err();
+    assert!(matches!(end, ConnectionError::Provider(_)), "{end}");
+    assert_eq!(within(client.closed()).await, end);
+    assert_eq!(client.send("x").unwrap_err(), end.into());
+    drop(client);
+    within(server.closed()).await;
+    other.client.keepalive().await.unwrap();
+}
