@@ -268,10 +268,12 @@ impl Conform {
         let first = *resolved.first().context("the server has no address")?;
         let stop = judge.stop.clone();
         let upper = self.upper;
+        let is_over_tcp = self.options.transport == Transport::Iwarp;
         in_thread(stop, move || {
             let servers = Servers {
                 provider,
                 address: first,
+                is_over_tcp,
                 upper: judge::for_server(upper == Upper::Echo, upper == Upper::Smb2),
             };
             judge.servers(servers, &waits)

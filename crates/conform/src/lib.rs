@@ -22,7 +22,8 @@
 //! use smbdirect_conform::{Echo, Outcome, RdmaServer, run, server_cases};
 //!
 //! let address = "192.0.2.1:5445".parse().unwrap();
-//! let mut server = RdmaServer::new(Arc::new(Iwarp::default()), address).unwrap();
+//! let provider = Arc::new(Iwarp::default());
+//! let mut server = RdmaServer::new(provider, address).unwrap().with_tcp();
 //! for case in server_cases().filter(|case| !case.is_disruptive) {
 //!     let outcome = run(case, &mut server, &Echo);
 //!     if let Outcome::Fail { expected, seen } = outcome {

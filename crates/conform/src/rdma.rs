@@ -64,6 +64,7 @@ pub struct RdmaServer {
     address: SocketAddr,
     runtime: Rc<Runtime>,
     watch: Option<Watch>,
+    is_over_tcp: bool,
     /// What is known of the server. A caller that knows more than the defaults changes it.
     pub facts: PeerFacts,
 }
@@ -79,6 +80,7 @@ impl RdmaServer {
             address,
             runtime: runtime()?,
             watch: None,
+            is_over_tcp: false,
             facts: unknown(Timers::SERVER),
         })
     }
@@ -88,6 +90,14 @@ impl RdmaServer {
     #[must_use]
     pub fn with_watch(mut self, watch: Watch) -> Self {
         self.watch = Some(watch);
+        self
+    }
+
+    /// Declares that the server speaks iWARP over TCP, so that cases can send it bytes below RDMA. Without
+    /// this call those cases are skipped.
+    #[must_use]
+    pub fn with_tcp(mut self) -> Self {
+        self.is_over_tcp = true;
         self
     }
 
@@ -132,8 +142,7 @@ impl Server for RdmaServer {
     }
 
     fn connect_tcp(&mut self) -> Verdict<Tcp> {
-        // Adapters with iWARP have their own TCP.
-        if self.provider.attributes().name != "iwarp" {
+        if !self.is_over_tcp {
             let name = self.provider.attributes().name;
             return skip(format!(
                 "the case needs bytes below RDMA, which {name} does not give; use iwarp"

@@ -42,6 +42,9 @@ pub(super) struct Waits {
 pub(super) struct Servers {
     pub(super) provider: Arc<dyn Provider>,
     pub(super) address: SocketAddr,
+    /// Whether the provider is software iWARP, over TCP of the operating system. Adapters with iWARP have their
+    /// own TCP.
+    pub(super) is_over_tcp: bool,
     /// The upper layer of the server. With `None`, the command detects it.
     pub(super) upper: Option<&'static dyn UpperLayer>,
 }
@@ -84,6 +87,9 @@ impl Judge {
     pub(super) fn servers(mut self, servers: Servers, waits: &Waits) -> Result<bool> {
         let (address, transport) = (servers.address, servers.provider.attributes().name);
         let mut server = RdmaServer::new(servers.provider, address)?;
+        if servers.is_over_tcp {
+            server = server.with_tcp();
+        }
         if let Some(watch) = self.captures.watch() {
             server = server.with_watch(watch);
         }

@@ -229,7 +229,9 @@ impl Server for CommandServer {
             let line = stdout.strip_prefix("listening on ")?;
             line.strip_suffix('\n')?.parse().ok()
         });
-        self.rdma = RdmaServer::new(Arc::new(Iwarp::default()), address).unwrap();
+        self.rdma = RdmaServer::new(Arc::new(Iwarp::default()), address)
+            .unwrap()
+            .with_tcp();
         self.rdma.facts = facts(&settings, settings.passive_negotiation_timeout);
         self.settings = settings;
         self.running = Some(running);
