@@ -1,6 +1,6 @@
 //! Calls of libsmbdirect in any order, with valid and invalid arguments: connections of one runtime with each other.
 //!
-//! The allocations are those of the library, so a run with AddressSanitizer finds misuse of memory.
+//! The library makes the allocations, so a run with AddressSanitizer finds misuse of memory.
 #![allow(unsafe_code)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 

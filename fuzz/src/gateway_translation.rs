@@ -120,7 +120,7 @@ impl Ends {
                 Part::Remote { from, length } => {
                     assert_eq!(remote.pop(), Some((*length, from)));
                     assert!(u64::from(*length) <= described(from));
-                    // Zeros stand for the content of the client's memory.
+                    // Zeros replace the content of the client's memory.
                     plain.resize(plain.len() + *length as usize, 0);
                 }
             }

@@ -1,5 +1,5 @@
-//! Two RoCE endpoints that connect, send and disconnect, over a network that loses, repeats, reorders and
-//! damages datagrams, and an attacker who changes packets and gives them a right ICRC.
+//! Two RoCE endpoints that connect, send and disconnect, over a network that loses, repeats, reorders and damages
+//! datagrams, and an attacker who changes packets and recomputes their ICRC.
 //!
 //! The target asserts that damaged packets are dropped, that every datagram to send is well-formed, that
 //! no more requests are open than permitted, that the end of a connection is its last completion, and

@@ -347,7 +347,7 @@ impl Machine {
         self.handle(&packet);
     }
 
-    /// Passes whatever the next bytes are as a packet.
+    /// Passes the next bytes of the input as a packet.
     fn arbitrary(&mut self, input: &mut Input<'_>) {
         let length = input.length(64);
         let datagram = Bytes::copy_from_slice(input.bytes(length));

@@ -222,7 +222,7 @@ impl Goals {
     }
 }
 
-/// Numbers of connections that move data beside requests.
+/// Numbers of connections that move data while others send requests.
 const CONNECTIONS: &str = "1,8,64,512";
 
 /// Length of a burst without --time, in seconds.

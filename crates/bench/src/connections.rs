@@ -47,7 +47,7 @@ pub struct Idle {
     pub bytes_each: f64,
     /// Bytes of the receives that the credits of a connection need.
     pub credit_bytes: u32,
-    /// Bytes of each end beyond those.
+    /// Bytes of each end in addition to `credit_bytes`.
     pub beyond_credits: f64,
 }
 

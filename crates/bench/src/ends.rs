@@ -140,7 +140,7 @@ impl Control {
 /// programs.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// What two ends in one process share.
+/// The state that two ends in one process share.
 #[derive(Debug, Default)]
 pub struct InProcess {
     loopback: Arc<Loopback>,
@@ -159,7 +159,7 @@ pub struct EndSettings {
     pub roce: RoceConfig,
     /// The RDMA adapters of this machine; `None` for other transports.
     pub adapters: Option<Arc<dyn Provider>>,
-    /// What both ends share; `None` if the other end is another process.
+    /// The state that both ends share; `None` if the other end is another process.
     pub in_process: Option<Arc<InProcess>>,
     /// Most connections of a link.
     pub max_connections: u32,

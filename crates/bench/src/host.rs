@@ -202,7 +202,7 @@ fn allow_files(files: u64) {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < files) {
         limit.current = Some(limit.maximum.map_or(files, |maximum| maximum.min(files)));
-        // If the limit cannot be raised, opening the files fails and says so.
+        // If the limit cannot be raised, opening the files fails with an error that names the limit.
         let _ = setrlimit(Resource::Nofile, limit);
     }
 }

@@ -22,7 +22,7 @@ pub enum Row {
 pub struct Work {
     /// The means by which data moves.
     pub means: Means,
-    /// What each connection does.
+    /// The work of each connection.
     pub kind: Operation,
     /// Bytes of a message or an operation.
     pub size: u32,
@@ -240,7 +240,7 @@ pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     links
 }
 
-/// What to measure.
+/// The rows to measure.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// Settings of the connections; each row has its own `segment` and `crc`.

@@ -207,7 +207,7 @@ fn find(program: &str) -> Option<PathBuf> {
     paths.find(|path| path.is_file())
 }
 
-/// A running program. Dropping it kills it.
+/// A running program. Dropping the value kills the program.
 struct Running(Child);
 
 fn start(mut command: Command) -> Result<Running> {

@@ -16,7 +16,7 @@ pub struct Summary {
     pub dropped: usize,
     /// Median round trip of a cache line between the cores, in seconds.
     pub between_cores: Option<f64>,
-    /// Median share of a core that both ends had where they shared one.
+    /// Median share of the core that both ends used together, in rounds in which they shared one core.
     pub core_share: Option<f64>,
 }
 

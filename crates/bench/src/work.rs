@@ -51,7 +51,7 @@ pub struct Smb {
     pub max_read_write_size: u32,
 }
 
-/// What the connections do.
+/// The work of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -78,7 +78,7 @@ pub enum Placement {
     TwoCores,
     /// Both ends on one core.
     SameCore,
-    /// Where the system puts them.
+    /// On the cores that the operating system chooses.
     Free,
 }
 

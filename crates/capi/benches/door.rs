@@ -1,4 +1,4 @@
-//! What the C interface costs: the same work through it and through the Rust interface, alternately.
+//! The cost of the C interface: the same work through it and through the Rust interface, alternately.
 //!
 //! `cargo bench -p smbdirect-capi` prints medians and ratios. Both ends of each connection are in this process,
 //! over iWARP on 127.0.0.1. The receiving end is the same Rust code for both.

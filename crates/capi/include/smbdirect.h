@@ -297,7 +297,7 @@ typedef struct smbdirect_error {
 } smbdirect_error;
 
 /**
- * What smbdirect_query() returns. Later versions of the library add fields at the end.
+ * The result of smbdirect_query(). Later versions of the library add fields at the end.
  */
 typedef struct smbdirect_connection_info {
     /**
@@ -369,7 +369,7 @@ typedef struct smbdirect_connection_info {
      */
     uint64_t bytes_read;
     /**
-     * Bytes that RDMA Writes took away.
+     * Bytes that this end has sent by RDMA Write.
      */
     uint64_t bytes_written;
     /**
@@ -405,8 +405,8 @@ typedef struct smbdirect_buffer_descriptor {
 typedef void (*smbdirect_log_callback)(int32_t level, const char *message, void *user_data);
 
 /**
- * Is told the result of an operation that was started on `connection`. It is called by
- * smbdirect_service() or smbdirect_connection_free(), and nowhere else.
+ * Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
+ * smbdirect_connection_free(), and nowhere else.
  *
  * `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
  * of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
@@ -495,8 +495,8 @@ int32_t smbdirect_connect_start(struct smbdirect_runtime *runtime,
 /**
  * Waits until a connection that was started is established.
  *
- * Returns 0 when it is. Returns SMBDIRECT_ERROR_WOULD_BLOCK with a timeout of 0, or _TIMED_OUT, if it is
- * not yet; the attempt goes on. Every other error is final, and the connection has to be freed.
+ * Returns 0 when it is. Returns SMBDIRECT_ERROR_WOULD_BLOCK with a timeout of 0, or _TIMED_OUT, if it is not
+ * established yet; the attempt continues. Every other error is final, and the connection has to be freed.
  */
 int32_t smbdirect_connect_finish(struct smbdirect_connection *connection,
                                  int32_t timeout_ms,
@@ -546,8 +546,8 @@ int32_t smbdirect_keepalive(struct smbdirect_connection *connection,
  * Take all messages before, as messages that were not received can keep the peer from granting the
  * credits that the last messages need.
  *
- * Returns 0, SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT while the close goes on, or the error that ended
- * the connection.
+ * Returns 0, SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT while the close continues, or the error that ended the
+ * connection.
  */
 int32_t smbdirect_close(struct smbdirect_connection *connection,
                         int32_t timeout_ms,
@@ -872,9 +872,8 @@ int32_t smbdirect_connect_stream(struct smbdirect_runtime *runtime,
  * Reads `length` bytes of the peer's memory into `data` by RDMA Read, from `offset` bytes into the range of
  * `count` descriptors, and waits for them for up to `timeout_ms` milliseconds, which must not be 0.
  *
- * Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns
- * SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out goes
- * on without the caller.
+ * Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns SMBDIRECT_ERROR_INVALID,
+ * _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out continues without the caller.
  */
 int32_t smbdirect_read(struct smbdirect_connection *connection,
                        const struct smbdirect_buffer_descriptor *descriptors,
@@ -908,8 +907,8 @@ int32_t smbdirect_read_start(struct smbdirect_connection *connection,
  * 0, until they were handed to the wire. They are in place before the peer receives any message that is
  * sent after this call.
  *
- * Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that
- * timed out goes on without the caller.
+ * Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that timed
+ * out continues without the caller.
  */
 int32_t smbdirect_write(struct smbdirect_connection *connection,
                         const struct smbdirect_buffer_descriptor *descriptors,

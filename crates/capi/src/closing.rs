@@ -222,7 +222,7 @@ fn close_all(limit: Duration) -> bool {
     closed.unwrap_or(false)
 }
 
-/// What exit() calls.
+/// The function that exit() calls.
 pub(crate) extern "C" fn at_exit() {
     if live_runtimes().iter().all(|runtime| runtime.open.is_none()) {
         return;

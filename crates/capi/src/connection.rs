@@ -364,8 +364,8 @@ pub unsafe extern "C" fn smbdirect_connect_start(
 
 /// Waits until a connection that was started is established.
 ///
-/// Returns 0 when it is. Returns SMBDIRECT_ERROR_WOULD_BLOCK with a timeout of 0, or _TIMED_OUT, if it is
-/// not yet; the attempt goes on. Every other error is final, and the connection has to be freed.
+/// Returns 0 when it is. Returns SMBDIRECT_ERROR_WOULD_BLOCK with a timeout of 0, or _TIMED_OUT, if it is not
+/// established yet; the attempt continues. Every other error is final, and the connection has to be freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_connect_finish(
     connection: *mut smbdirect_connection,
@@ -466,8 +466,8 @@ pub unsafe extern "C" fn smbdirect_keepalive(
 /// Take all messages before, as messages that were not received can keep the peer from granting the
 /// credits that the last messages need.
 ///
-/// Returns 0, SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT while the close goes on, or the error that ended
-/// the connection.
+/// Returns 0, SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT while the close continues, or the error that ended the
+/// connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_close(
     connection: *mut smbdirect_connection,

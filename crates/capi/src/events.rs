@@ -21,8 +21,8 @@ use crate::{
     status::{Failure, SMBDIRECT_ERROR_ABORTED, set_errno, smbdirect_error},
 };
 
-/// Is told the result of an operation that was started on `connection`. It is called by
-/// smbdirect_service() or smbdirect_connection_free(), and nowhere else.
+/// Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
+/// smbdirect_connection_free(), and nowhere else.
 ///
 /// `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
 /// of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
@@ -40,7 +40,7 @@ pub type smbdirect_callback = Option<
     ),
 >;
 
-/// What a program is told when an operation is over.
+/// The information that a program receives when an operation is over.
 pub(crate) struct Callback {
     function: smbdirect_callback,
     user_data: *mut c_void,
@@ -185,8 +185,8 @@ impl Events {
         self.runtime_event.notify_one();
     }
 
-    /// Returns the descriptor, which is readable at first, so that a program looks for what happened
-    /// before it asked for the descriptor.
+    /// Returns the descriptor, which is readable at first, so that the program first handles the events that
+    /// happened before it asked for the descriptor.
     pub(crate) fn descriptor(&self) -> Result<i32, Failure> {
         if self.descriptor.get().is_none() {
             let created = Descriptor::new()?;

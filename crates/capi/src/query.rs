@@ -1,4 +1,4 @@
-//! What was negotiated, and the counters of a connection.
+//! The negotiated limits and the counters of a connection.
 
 use std::ffi::c_char;
 
@@ -11,7 +11,7 @@ use crate::{
 /// Length of the longest address as a text, in bytes, with the 0 at its end.
 pub const SMBDIRECT_ADDRESS_LENGTH: usize = 64;
 
-/// What smbdirect_query() returns. Later versions of the library add fields at the end.
+/// The result of smbdirect_query(). Later versions of the library add fields at the end.
 #[repr(C)]
 pub struct smbdirect_connection_info {
     /// sizeof(struct smbdirect_connection_info), set by the caller.
@@ -48,7 +48,7 @@ pub struct smbdirect_connection_info {
     pub writes: u64,
     /// Bytes that RDMA Reads brought.
     pub bytes_read: u64,
-    /// Bytes that RDMA Writes took away.
+    /// Bytes that this end has sent by RDMA Write.
     pub bytes_written: u64,
     /// Buffers that are registered now.
     pub regions: u64,

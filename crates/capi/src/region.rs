@@ -34,10 +34,10 @@ pub struct smbdirect_region {
 
 type Deregistering = Pin<Box<dyn Future<Output = Result<BytesMut, DeregisterError>> + Send>>;
 
-/// What became of the registration.
+/// The state of the registration.
 enum State {
     Registered(MemoryRegion),
-    /// A call that ended the registration has timed out, and the next one goes on.
+    /// A call that was ending the registration has timed out. The next call continues to wait for the end.
     Ending(Deregistering),
     Ended,
 }
@@ -189,7 +189,7 @@ impl smbdirect_region {
         ended.ok_or_else(|| Failure::timed_out(timeout_ms))?
     }
 
-    /// Ends the registration. If the future is dropped, the next call goes on.
+    /// Ends the registration. If the future is dropped, the next call continues.
     async fn deregister(&self) -> Result<BytesMut, Failure> {
         let mut state = self.state.lock().await;
         *state = match std::mem::replace(&mut *state, State::Ended) {

@@ -43,7 +43,7 @@ pub struct smbdirect_runtime {
 pub type smbdirect_log_callback =
     Option<unsafe extern "C" fn(level: i32, message: *const c_char, user_data: *mut c_void)>;
 
-/// What a runtime consists of.
+/// The parts of a runtime.
 pub(crate) struct Runtime {
     /// `None` once the runtime has ended.
     tokio: Option<runtime::Runtime>,
@@ -109,8 +109,8 @@ pub(crate) fn live_runtimes() -> Vec<Arc<Runtime>> {
 }
 
 /// Has forks counted, and the locks held during them. This is done when the library is loaded, because a thread
-/// may fork while another one makes the first call. The calls before [`RUNTIMES`] is locked do it where the linker
-/// leaves [`LOAD`] out.
+/// may fork while another one makes the first call. Where the linker leaves [`LOAD`] out, every call does it
+/// before it locks [`RUNTIMES`].
 extern "C" fn prepare_forks() {
     static ONCE: Once = Once::new();
 
@@ -267,7 +267,7 @@ impl Runtime {
         self.enter(|| match timeout_ms {
             0 => {
                 if self.driven {
-                    // Let the tasks run once, as nothing else lets them.
+                    // Let the tasks run once: they have no other opportunity.
                     self.block_on(tokio::task::yield_now());
                 }
                 let mut context = Context::from_waker(waker);
@@ -297,7 +297,7 @@ impl Drop for Runtime {
         // A panic means that the thread is not allowed to wait, because it ends or belongs to the runtime.
         let _ = catch_unwind(AssertUnwindSafe(|| self.close_all(deadline)));
         if let Some(tokio) = self.tokio.take() {
-            // The threads end at once, except one that resolves a name, which can take minutes.
+            // The threads end immediately, except one that resolves a name, which can take minutes.
             let end = || tokio.shutdown_timeout(Duration::from_secs(1));
             let _ = catch_unwind(AssertUnwindSafe(end));
         }

@@ -230,8 +230,8 @@ pub(crate) fn set_errno(number: i32) {
     unsafe { *location() = number };
 }
 
-/// Runs the body of a function of the interface. Returns its value, or the status code of its failure,
-/// which also goes to `error` unless that is null, and sets `errno`.
+/// Runs the body of a function of the interface. Returns the value of `body`. If it fails, returns its status
+/// code, stores it in `error` unless that is null, and sets `errno`.
 ///
 /// # Safety
 /// `error` is null or valid for a write.

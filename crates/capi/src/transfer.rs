@@ -30,9 +30,8 @@ unsafe fn range(
 /// Reads `length` bytes of the peer's memory into `data` by RDMA Read, from `offset` bytes into the range of
 /// `count` descriptors, and waits for them for up to `timeout_ms` milliseconds, which must not be 0.
 ///
-/// Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns
-/// SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out goes
-/// on without the caller.
+/// Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns SMBDIRECT_ERROR_INVALID,
+/// _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out continues without the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_read(
     connection: *mut smbdirect_connection,
@@ -101,7 +100,7 @@ pub unsafe extern "C" fn smbdirect_read_start(
             let events = handle.events.clone();
             let callback = Callback::new(callback, user_data);
             handle.run_operation(started, callback, async move {
-                // The read of a handle that was freed goes on without the program.
+                // The read of a handle that was freed continues without the program.
                 let (result, bytes) = match events.unless_freed(reading).await {
                     Ok(Ok(bytes)) => (Ok(()), Some(bytes)),
                     Ok(Err(error)) => (Err(error.fault.into()), error.buffer),
@@ -123,8 +122,8 @@ pub unsafe extern "C" fn smbdirect_read_start(
 /// 0, until they were handed to the wire. They are in place before the peer receives any message that is
 /// sent after this call.
 ///
-/// Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that
-/// timed out goes on without the caller.
+/// Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that timed
+/// out continues without the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_write(
     connection: *mut smbdirect_connection,

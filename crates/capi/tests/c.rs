@@ -243,8 +243,8 @@ fn examples_in_all_languages_work_with_each_other() {
     }
 }
 
-/// One thread in C serves two connections by `select` at once: its own other end, and an example in Rust together
-/// with one in Python.
+/// One thread in C serves two connections concurrently by `select`: its own other end, and an example in Rust
+/// together with one in Python.
 #[test]
 fn select_loop_serves_two_connections() {
     run_pair("select_loop", &[]);
@@ -380,7 +380,7 @@ fn threads_call_everything_without_races() {
     }
 }
 
-/// What a program reported as sent arrives, also when it ends.
+/// Messages that a program reported as sent arrive, also when the program ends.
 #[test]
 fn messages_arrive_when_a_program_ends() {
     run("ending");

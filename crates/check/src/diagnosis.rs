@@ -109,7 +109,7 @@ pub struct Cure {
 pub enum RunOn {
     /// This machine.
     Here,
-    /// The server, whatever its system is.
+    /// The server, on any operating system.
     Server,
     /// A server with Linux.
     ServerLinux,

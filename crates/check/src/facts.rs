@@ -294,7 +294,7 @@ pub(crate) enum Tcp {
 pub(crate) struct Attempt {
     pub(crate) fabric: Fabric,
     pub(crate) port: u16,
-    /// What made it: `software iWARP`, `software RoCE`, or an adapter.
+    /// The means of the attempt: `software iWARP`, `software RoCE`, or an adapter.
     pub(crate) by: String,
     pub(crate) result: Result<Reached, AttemptFault>,
 }

@@ -1,10 +1,10 @@
-//! What to examine, and the names of the stages of the examination.
+//! The settings of an examination, and the names of its stages.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use smbdirect::rdma::{iwarp::Tap, roce::DatagramTap};
 
-/// What to examine.
+/// The settings of an examination.
 pub struct Settings {
     /// The directory below which the files of this machine are read: `/` for the running system.
     pub root: PathBuf,

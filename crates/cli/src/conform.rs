@@ -251,7 +251,7 @@ impl Conform {
             };
             return Ok(Arc::new(Roce::new(config)));
         }
-        // Adapters make their packets themselves: this says so if --pcap was given.
+        // Adapters make their packets themselves: with --pcap this call returns an error that explains it.
         let address = self.address.as_ref().expect("clap requires it");
         let (rdma, _) = transport::one_end(options, Some(&self.connect), address)?;
         Ok(rdma.provider().clone())

@@ -342,7 +342,7 @@ impl Figures for Service {
     }
 }
 
-/// What controls a running gateway from outside.
+/// The signals and the settings file that control a running gateway.
 struct Control {
     interrupted: Interrupted,
     hangup: Hangup,

@@ -222,7 +222,7 @@ impl Listen {
     }
 }
 
-/// What a listener adds to the figures of its connections.
+/// The figures of a listener besides the figures of its connections.
 struct Title(String);
 
 impl Figures for Title {

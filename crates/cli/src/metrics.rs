@@ -39,7 +39,7 @@ pub(crate) struct MetricsOptions {
     pub(crate) metrics: Option<Address>,
 }
 
-/// The server of the figures. Dropping it ends it.
+/// The server of the figures. Dropping the value ends the service.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     listener: Option<tokio::net::TcpListener>,

@@ -353,7 +353,7 @@ impl CommonOptions {
         }
         if let Some(ConnectOptions { connect_timeout }) = connect {
             settings.iwarp.connect_timeout = *connect_timeout;
-            // The provider gives up shortly before the Negotiation Timer, because its error says more.
+            // The provider gives up shortly before the Negotiation Timer, because its error gives more detail.
             settings.roce.connect_timeout = connect_timeout.mul_f64(0.99);
             #[cfg(target_os = "linux")]
             {

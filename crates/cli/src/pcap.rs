@@ -293,7 +293,7 @@ impl State {
             .unwrap_or_default();
         let packet = PcapPacket::new(now, bytes.len() as u32, bytes);
         if let Err(error) = writer.write_packet(&packet) {
-            // The error of pcap_file says less than the write error.
+            // The error of pcap_file has less detail than the write error.
             self.failure = Some(plain(&error));
             self.finish();
         }

@@ -127,8 +127,7 @@ fn print(text: &str) {
     }
 }
 
-/// Checks that all output could be written. A reader that has closed its end of a pipe is no
-/// failure.
+/// Checks that all output could be written. It is not a failure if the reader of a pipe has closed its end.
 ///
 /// # Errors
 /// The first failure.

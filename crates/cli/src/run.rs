@@ -127,13 +127,14 @@ impl Run {
         let mut output = BufReader::new(broker.stdout.take().expect("the output is a pipe"));
         output.read_line(&mut socket)?;
         if socket.is_empty() {
-            // The broker has said why.
+            // The broker has reported the reason.
             return Ok(exit_code(broker.wait()?));
         }
         let program = part(PROGRAM).env(SOCKET, socket.trim_end()).spawn();
         let status = program.and_then(|program| signals.wait_for(program));
         drop(signals);
-        // The end of this pipe says that the program has ended. The broker delivers what the program has written.
+        // The end of file on this pipe means that the program has ended. The broker delivers what the program has
+        // written.
         drop(broker.stdin.take());
         broker.wait()?;
         Ok(exit_code(status?))

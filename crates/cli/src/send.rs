@@ -157,7 +157,7 @@ impl Send {
     /// Opens the files that can be opened, and reports the others, before anything is sent.
     ///
     /// # Errors
-    /// A signal came while stdin was read.
+    /// A signal arrived while stdin was read.
     async fn openable(
         &self,
         report: &Report,

@@ -140,7 +140,7 @@ pub(crate) async fn unless<T>(
 /// Runs `work` to its end, or drops it at a signal, for work that has nothing to report then.
 ///
 /// # Errors
-/// Those of the work, or that it was interrupted.
+/// The errors of the work, and an error if a signal interrupted it.
 pub(crate) async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     Ok(unless(&mut Interrupted::new(), work).await?)
 }

@@ -67,7 +67,7 @@ pub(crate) async fn keep_watchdog_quiet() {
 /// activation), if any.
 ///
 /// # Errors
-/// What was passed is not one listening TCP socket.
+/// The service manager did not pass exactly one listening TCP socket.
 #[cfg(target_os = "linux")]
 pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
     use anyhow::{Context, bail};

@@ -1,4 +1,4 @@
-//! What the options say about RDMA: the settings of its kind, and the capture of what it moves.
+//! The options about RDMA: the settings of its kind, and the capture of its traffic.
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
@@ -58,7 +58,7 @@ pub(crate) fn one_end(
 /// Returns the same as [`one_end`]. It listens on `passed`, if the service manager has passed a socket.
 ///
 /// # Errors
-/// Those of `one_end`, or RDMA adapters cannot listen on a socket.
+/// The errors of `one_end`, and an error if RDMA adapters are to listen on a socket.
 pub(crate) fn accepting_end(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
@@ -147,7 +147,7 @@ pub(crate) fn listening_over(options: &CommonOptions) -> String {
 /// Checks that `address` can be connected to.
 ///
 /// # Errors
-/// A usage error that says what it lacks.
+/// A usage error that names the missing argument.
 pub(crate) fn check_connectable(address: &Address) -> Result<()> {
     if address.host.is_empty() {
         return Err(usage("the address to connect to has no host: HOST[:PORT]"));

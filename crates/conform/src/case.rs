@@ -244,7 +244,7 @@ impl<'a> ServerTrial<'a> {
     }
 }
 
-/// Says that a fault appeared on the connection after that of the case.
+/// Reports that the fault appeared on the connection that followed the connection of the case.
 fn after_the_case(stop: Stop) -> Stop {
     stop.with_expected(|expected| {
         format!("the server accepts the next connection, and it works: {expected}")
@@ -270,9 +270,9 @@ impl ClientTrial<'_> {
 
     /// Accepts the next connection that the client uses, and begins the conversation on it.
     ///
-    /// A client whose user has given up may connect once more for nothing, as a mount of Linux does
-    /// after a failed attempt. Such a connection says nothing about the case, so the next one is taken.
-    /// A client whose settings are known was started for the case, and uses its connection.
+    /// A client whose user has given up may connect once more for nothing, as a mount of Linux does after a
+    /// failed attempt. Such a connection does not show whether the peer passes the case, so the next connection
+    /// is used. A client whose settings are known was started for the case, and uses its connection.
     pub(crate) fn accept_used<T>(
         &mut self,
         requested: &PeerSettings,

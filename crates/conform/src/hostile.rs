@@ -1,5 +1,5 @@
-//! Peers that break RDMA or SMB Direct on purpose. At most the attacked connection ends; the server
-//! goes on to serve others, and accepts the next connection.
+//! Peers that break RDMA or SMB Direct on purpose. At most the attacked connection ends; the server continues to
+//! serve others, and accepts the next connection.
 
 use smbdirect::{
     rdma::iwarp::{
@@ -185,7 +185,7 @@ fn half_an_fpdu(trial: &mut ServerTrial<'_>) -> Verdict {
     attack(trial, |_| Ok(()))
 }
 
-/// STags that a server has hardly given: 0 stands for no memory in verbs.
+/// STags that a server is unlikely to have issued: in verbs, 0 means no memory.
 const UNKNOWN_STAGS: [u32; 3] = [0x1234_5601, 0xffff_ffff, 0x0000_0100];
 
 fn write_to_unknown_memory(trial: &mut ServerTrial<'_>) -> Verdict {

@@ -102,7 +102,7 @@ pub trait Server {
     }
 }
 
-/// What the client does on a connection, if the case can choose.
+/// The action of the client on a connection, if the case can choose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientAction {
     /// Sends a message that is never answered.

@@ -22,7 +22,7 @@ use crate::{
     peer::{Client, ClientAction, Link, Next, PeerFacts, PeerSettings, Server, Tcp, Timers, Watch},
 };
 
-/// What is known of a peer by default: the timers of the specification.
+/// Returns the facts that are assumed of every peer: the timers of the specification.
 fn unknown(timers: Timers) -> PeerFacts {
     PeerFacts {
         settings: None,

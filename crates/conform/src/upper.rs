@@ -33,7 +33,7 @@ pub trait Asking {
     /// Checks the answer to `request`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the message.
     fn check(&self, request: &[u8], answer: &[u8]) -> Result<(), String>;
 
     /// Returns whether the answer is as long as the request.

@@ -15,11 +15,11 @@ use smbdirect_conform::{
 /// How a server deviates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deviation {
-    /// It never ends a connection, whatever it receives.
+    /// It never ends a connection because of a message.
     EndsNothing,
     /// It ends each connection at the first message.
     EndsEverything,
-    /// It negotiates, and then says nothing any more.
+    /// It negotiates, and then sends nothing more.
     FallsSilent,
     /// It answers, but never grants a credit.
     GrantsNothing,
@@ -62,7 +62,7 @@ impl Server for Deviating {
     }
 }
 
-/// A connection whose answers arrive at once, in virtual time.
+/// A connection whose answers arrive immediately, in virtual time.
 struct Connection {
     deviation: Deviation,
     connected: Instant,
@@ -197,7 +197,7 @@ fn a_server_that_ends_nothing_fails_every_case_that_breaks_a_rule() {
     for id in ["h14", "b9", "b10", "b11"] {
         assert!(!passed.contains(&id), "{id}");
     }
-    // What it does right is seen, too.
+    // The cases that the peer passes are checked, too.
     for id in ["m1", "m10", "m13", "m19", "m20"] {
         assert!(passed.contains(&id), "{id} of {passed:?}");
     }

@@ -20,7 +20,7 @@ use thiserror::Error;
 pub struct Packet<'a> {
     /// The number of the packet in the file, from 1.
     pub frame: u64,
-    /// The time since 1970; 0 if the file does not say.
+    /// The time since 1970; 0 if the file has no time.
     pub time: Duration,
     /// The number of its link layer in the registry of tcpdump.org.
     pub link: u32,
@@ -130,7 +130,7 @@ impl<R: Read> Packets<R> {
     /// Reads the head of a file.
     ///
     /// # Errors
-    /// It is no capture, or cannot be read.
+    /// The file is not a capture, or cannot be read.
     pub fn new(input: R) -> Result<Self, CaptureError> {
         let mut reader = Self {
             input,
@@ -226,7 +226,7 @@ impl Pcap {
     /// Reads the header of a file.
     fn new(bytes: &[u8]) -> Option<Self> {
         let mut header = *bytes.first_chunk::<PCAP_HEADER_LENGTH>()?;
-        // Kuznetzov's tcpdump writes longer heads. The parser knows only one byte order of this.
+        // Kuznetzov's tcpdump writes longer heads. The parser supports this block in one byte order only.
         let is_modified = matches!(
             header,
             [0x34, 0xcd, 0xb2, 0xa1, ..] | [0xa1, 0xb2, 0xcd, 0x34, ..]
@@ -416,7 +416,7 @@ impl Interface {
     }
 }
 
-/// Returns whether a section is big-endian, if it says so.
+/// Returns whether a section is big-endian, if its header is valid.
 fn order(section: &[u8]) -> Option<bool> {
     const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
     [false, true]

@@ -37,7 +37,7 @@ pub struct Event {
     pub position: Position,
     /// The end that sent it.
     pub from: Sender,
-    /// What was sent, or what happened.
+    /// The message that was sent, or the event that happened.
     pub kind: EventKind,
     /// The send credits that the initiator and the responder hold after it; `None` if the capture
     /// lacks something that they depend on.
@@ -596,7 +596,7 @@ pub(super) fn broken(rule: &'static str, how: impl Into<String>) -> Broken {
     Broken { rule, how }
 }
 
-/// Returns the values of both directions, that of the initiator first.
+/// Returns the values of both directions, with the initiator's value first.
 pub(super) fn in_order<T: Copy>(both: [T; 2], initiator: Option<Side>) -> [T; 2] {
     match initiator {
         Some(Side::B) => [both[1], both[0]],

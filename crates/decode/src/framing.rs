@@ -202,7 +202,7 @@ impl Framer {
             )
         });
         let Some(kind) = kind else {
-            // The caller decides what it is.
+            // The caller decides what the bytes are.
             self.phase = Phase::Stopped;
             return Some(Frame::Foreign);
         };

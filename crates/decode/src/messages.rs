@@ -147,7 +147,7 @@ impl Iwarp {
                 }
                 Frame::Fpdu(fpdu) => state.fpdu(side, &fpdu, sink),
                 Frame::InStep { skipped } => {
-                    // Bytes before the gap say nothing about those after it.
+                    // Bytes before the gap give no information about the bytes after it.
                     state.lost(side, sink);
                     state.confirmed = true;
                     if skipped > 0 {

@@ -1,11 +1,11 @@
-//! What is around TCP and RoCE in a packet: link layers, tags and tunnels, peeled one by one.
+//! The headers around TCP and RoCE in a packet: link layers, tags and tunnels, which are peeled one by one.
 //!
 //! `etherparse` reads VLAN tags, MACsec, IP with its extensions, TCP and UDP. The other headers are
 //! read here.
 
 use etherparse::{EtherType, LaxIpSlice, LaxNetSlice, LaxSlicedPacket, TransportSlice};
 
-/// What is within all headers that can be peeled.
+/// The content of a packet after all headers that can be peeled.
 #[derive(Debug)]
 pub(super) enum Core<'a> {
     /// TCP, or UDP to or from a port of RoCE.
@@ -29,7 +29,7 @@ const MAX_HEADERS: usize = 32;
 #[derive(Clone, Copy)]
 enum Layer {
     Ethernet,
-    /// What an Ethertype says. The name is that of the field in the header before.
+    /// The meaning of an Ethertype. The name is that of the field in the header before.
     Type(u16, &'static str),
     Ip,
     ServiceHeader,
@@ -137,7 +137,7 @@ fn ether_type<'a>(
         0x9200 | 0x9300 => typed(name, data, 2),
         0x8926 | 0x892f => typed(name, data, 4),
         0x8909 | 0x893f => typed(name, data, 6),
-        // Bridged Ethernet, and that of a provider backbone.
+        // The Ethertypes of bridged Ethernet and of a provider backbone.
         0x6558 => after(Layer::Ethernet, data, 0),
         0x88e7 => after(Layer::Ethernet, data, 4),
         // PPP, and over Ethernet.
@@ -231,14 +231,13 @@ fn geneve(data: &[u8]) -> Option<Peeled<'_>> {
     after(next, data, 8 + options)
 }
 
-/// Peels all labels. What follows has no number: it is IP, or Ethernet with or without a control
-/// word.
+/// Peels all labels. No number identifies the next header: it is IP, or Ethernet with or without a control word.
 fn mpls(data: &[u8]) -> Option<Peeled<'_>> {
     let labels = data.chunks_exact(4).position(|label| label[2] & 1 != 0)?;
     let inner = &data[(labels + 1) * 4..];
     match inner.first()? >> 4 {
         4 | 6 => after(Layer::Ip, inner, 0),
-        // An Ethertype of IP, a VLAN, MPLS or RoCEv1 behind the addresses.
+        // An Ethertype of IP, a VLAN, MPLS or RoCEv1 after the addresses.
         0 if matches!(
             short(inner, 16),
             Some(0x0800 | 0x86dd | 0x8100 | 0x88a8 | 0x8847 | 0x8915)

@@ -22,8 +22,8 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// Takes the next event, and returns the one that comes before it if an end has been silent for
-    /// too long.
+    /// Takes the next event. If an end was silent for too long before it, returns the event that reports the
+    /// silence.
     pub(super) fn event(&mut self, event: &Event) -> Option<Event> {
         if !self.streams.contains_key(&event.stream) && self.streams.len() >= MAX_STREAMS {
             return None;
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn an_end_that_grants_nothing_for_five_seconds_is_reported_once() {
         use Sender::{Initiator, Responder};
-        // The end of the connection shows it, whoever ends it.
+        // The end of the connection shows it, whichever side ends the connection.
         for closes in [Initiator, Responder] {
             let stalled = vec![
                 event(0, Initiator, [0, 10], transfer()),

@@ -43,7 +43,7 @@ struct SenderState {
     invalidates: bool,
 }
 
-/// What a Send is checked against.
+/// The expectations against which a Send is checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
     pub(super) side: Side,

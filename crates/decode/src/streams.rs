@@ -315,8 +315,8 @@ impl Streams {
 
 impl Counts {
     fn count_unread(&mut self, unread: String) {
-        // A real file has few kinds of packets that are not understood. UDP has a kind for each port, and the
-        // ports of clients are many, so it has a limit of its own.
+        // A real file has few kinds of packets that are not understood. Each UDP port counts as a kind, and
+        // clients use many ports, so UDP has a limit of its own.
         let limit = 64 >> usize::from(unread.starts_with(OTHER_UDP));
         if self.unread.len() < limit || self.unread.contains_key(&unread) {
             *self.unread.entry(unread).or_default() += 1;

@@ -1,4 +1,4 @@
-//! What the events of a capture add up to.
+//! The sums over the events of a capture.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     streams::Counts,
 };
 
-/// What events add up to. It serialises to the last JSON object that `smbdirect decode --json` prints.
+/// The sums over events. It serialises to the last JSON object that `smbdirect decode --json` prints.
 #[derive(Debug, Default, Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub struct Summary {
@@ -59,7 +59,7 @@ pub struct LowestCredits {
 pub struct RoceTotals {
     /// The number of the stream.
     pub stream: u32,
-    /// All packets, without those of the communication manager.
+    /// All packets except the packets of the communication manager.
     pub packets: u64,
     /// Positive acknowledgements without data.
     pub acks: u64,

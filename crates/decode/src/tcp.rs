@@ -1,18 +1,17 @@
 //! One TCP connection of a capture: the bytes of both directions, in a possible order.
 //!
-//! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait
-//! for those before them. Acknowledgements order the two directions: bytes whose sender had seen
-//! some of the other direction wait until those have been reported, so an answer never comes before
-//! what it answers, whatever the order of the packets in the file. Nothing is reported before both
-//! ends of the handshake are there, or so many packets that it may be missing.
+//! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait for those
+//! before them. Acknowledgements order the two directions: bytes whose sender had seen some of the other
+//! direction wait until those have been reported, so an answer never comes before what it answers, whatever the
+//! order of the packets in the file. Nothing is reported before the capture has shown both halves of the
+//! handshake, or enough packets to suggest that the handshake is missing.
 //!
 //! Bytes that never come are a gap. It is reported when the peer has acknowledged the missing bytes
 //! and they still have not appeared, when too much waits for them, or when the capture ends.
 //!
-//! A packet outside of the receive window of RFC 9293 is a stray one, which changes nothing: its
-//! bytes wait, and are forgotten if the peer goes on without having offered room for them. A SYN
-//! within a connection begins another one only if a packet continues it, and a RST counts only
-//! where the receiver of RFC 5961 accepts it.
+//! A packet outside of the receive window of RFC 9293 is a stray one, which changes nothing: its bytes wait, and
+//! are discarded if the peer continues without offering room for them. A SYN within a connection begins another
+//! one only if a packet continues it, and a RST counts only where the receiver of RFC 5961 accepts it.
 
 mod handshake;
 mod reassembly;
@@ -89,7 +88,7 @@ pub(crate) enum Another {
     No,
     /// It is a SYN that is not of this connection, and does not end it.
     Stray,
-    /// It begins one, or continues the one that this SYN has begun.
+    /// The packet begins a connection, or continues the connection that this SYN has begun.
     Yes(Option<(Head, Position)>),
 }
 
@@ -377,7 +376,7 @@ impl Connection {
                 Some((&at, _)) => at.min(seen),
                 None => seen,
             };
-            // The last offset may be a FIN, which is no byte.
+            // The last offset may be a FIN, which does not count as a byte.
             if until > other.next + 1 {
                 let gap = until - other.next;
                 other.next = until;

@@ -22,7 +22,8 @@ use crate::{
 /// Maximum number of chunks in flight to the client, so that one is read while others are sent.
 const MAX_CHUNKS_IN_FLIGHT: usize = 8;
 
-/// Forwards an answer. That of a server with RDMA has the data that the server wrote to registered memory.
+/// Forwards an answer. The answer of a server with RDMA includes the data that the server wrote to registered
+/// memory.
 pub(super) async fn forward(
     relay: Relay<'_>,
     message: Incoming<'_>,

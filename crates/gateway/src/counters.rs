@@ -1,5 +1,5 @@
-//! What a gateway counts: the sessions, why they ended, and the traffic of each and of all together. Events and
-//! Prometheus show the same counters.
+//! The counters of a gateway: the sessions, why they ended, and the traffic of each and of all together. Events
+//! and Prometheus show the same counters.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -225,7 +225,7 @@ impl Traffic {
     }
 }
 
-/// What was carried so far. Bytes include the SMB messages and the data that moved by RDMA.
+/// The traffic so far. Bytes include the SMB messages and the data that moved by RDMA.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Carried {
     /// SMB messages forwarded to the server.

@@ -1,4 +1,4 @@
-//! What a running gateway reports.
+//! An event that a running gateway reports.
 
 use std::net::SocketAddr;
 
@@ -19,9 +19,9 @@ pub enum Event<'a> {
         peer: SocketAddr,
         /// The server.
         upstream: SocketAddr,
-        /// What was negotiated with the client; `None` for TCP.
+        /// The limits negotiated with the client; `None` for TCP.
         client: Option<NegotiatedReport>,
-        /// What was negotiated with the server; `None` for TCP.
+        /// The limits negotiated with the server; `None` for TCP.
         server: Option<NegotiatedReport>,
         /// Sessions that are open now.
         open: u64,

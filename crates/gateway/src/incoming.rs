@@ -28,7 +28,7 @@ pub(super) enum Content<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Returns a message that was received on `connection`, or made from one.
+    /// Returns a message that was received on `connection`, or that was made from a received message.
     pub(super) const fn whole(side: Side, message: Message, connection: &'a Connection) -> Self {
         let content = Content::Whole(message, connection);
         Self { side, content }

@@ -26,7 +26,7 @@ impl ClientListener {
     /// Returns the address that clients connect to.
     ///
     /// # Errors
-    /// The system does not know it.
+    /// The operating system does not support it.
     pub fn address(&self) -> Result<SocketAddr> {
         match self {
             Self::SmbDirect(listener) => Ok(listener.local_address()),

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// What the gateway is doing.
+/// The state of the gateway: serving, draining or ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,

@@ -1,4 +1,4 @@
-//! What both directions need to forward a message: receiving it, memory for it, and sending it.
+//! The functions of both directions that forward a message: receiving it, memory for it, and sending it.
 
 use bytes::{Buf, Bytes};
 use smbdirect::{Connection, Message, Token};

@@ -12,7 +12,7 @@ pub(crate) const MAX_LENGTH: usize = size_of::<libc::sockaddr_in6>();
 /// Length of an address of IPv6 without its scope, which Linux accepts.
 const MIN_IPV6_LENGTH: usize = 24;
 
-/// An address as the C library has it: that of IPv4 or IPv6 with the rest zero.
+/// An address of IPv4 or IPv6 as in the C library, with zeros in the rest of the structure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub(crate) struct Address(pub(crate) [u8; MAX_LENGTH]);
@@ -39,7 +39,7 @@ impl Address {
             to.copy_from_nonoverlapping(address.cast(), length);
         }
         match copy.family() {
-            // What follows an address of IPv4 has no meaning.
+            // The bytes after an address of IPv4 have no meaning.
             AF_INET => copy.0[needed..].fill(0),
             AF_INET6 if length >= MIN_IPV6_LENGTH => {}
             _ => return None,

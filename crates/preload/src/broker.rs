@@ -33,7 +33,7 @@ const NAME: u32 = 2;
 /// Length of a request in bytes.
 const REQUEST_LENGTH: usize = 4 + 2 * MAX_LENGTH;
 
-/// What `smbdirect run` has set in the environment.
+/// The variables that `smbdirect run` has set in the environment.
 pub(crate) struct Settings {
     /// Path of the broker's socket.
     broker: OsString,
@@ -65,10 +65,11 @@ pub(crate) fn connect(
     ask(CONNECT, [server, program], sockets)
 }
 
-/// Waits for the answer of the broker. Returns its error number, or that of a broker that is gone.
+/// Waits for the answer of the broker. Returns the broker's error number, or the error number for a broker that
+/// has ended.
 ///
 /// # Errors
-/// A signal interrupted the wait, or the time limit of the socket passed. The broker goes on.
+/// A signal interrupted the wait, or the time limit of the socket passed. The broker continues.
 pub(crate) fn answer(mut broker: &UnixStream) -> io::Result<i32> {
     let mut number = [0; 4];
     match broker.read(&mut number) {
@@ -143,8 +144,8 @@ fn ask(kind: u32, addresses: [&Address; 2], sockets: &[RawFd]) -> io::Result<Uni
     }
 }
 
-/// Connects to the broker with the function of the C library, as that of this library would find its way
-/// here again.
+/// Connects to the broker with the function of the C library, because this library's own `connect` would call
+/// this function again.
 fn connect_to_broker() -> io::Result<UnixStream> {
     let settings = settings().ok_or(io::ErrorKind::NotFound)?;
     let path = settings.broker.as_bytes();

@@ -14,7 +14,7 @@ pub(crate) type SendTo =
     unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> ssize_t;
 pub(crate) type SendMessage = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
 
-/// The next definitions behind those of this library.
+/// The definitions of the same functions in the libraries that are loaded after this one.
 pub(crate) struct Next {
     pub(crate) connect: Connect,
     pub(crate) getpeername: Name,

@@ -1,4 +1,4 @@
-//! What `connect` does for the ports of SMB.
+//! The behaviour of `connect` for the ports of SMB.
 
 use std::{
     ffi::{c_int, c_void},
@@ -45,7 +45,8 @@ pub(crate) unsafe fn wanted(
 /// Connects the program's socket to the broker, which connects to the server.
 ///
 /// # Errors
-/// Those of `connect`: `EINPROGRESS` on a non-blocking socket, `EINTR`, and why the broker could not connect.
+/// The errors of `connect`: `EINPROGRESS` on a non-blocking socket, `EINTR`, and the reason why the broker could
+/// not connect.
 pub(crate) fn connect(descriptor: RawFd, server: &Address) -> io::Result<()> {
     let end = End::new(local_address(descriptor, server)?)?;
     // SAFETY: reading and setting flags of a descriptor have no preconditions.
@@ -85,7 +86,7 @@ pub(crate) fn connect(descriptor: RawFd, server: &Address) -> io::Result<()> {
 
 /// Waits for the answer of the broker as a blocking `connect` waits, and returns its error number.
 fn answer(descriptor: RawFd, broker: &UnixStream) -> io::Result<c_int> {
-    // The time limit of sending is that of connecting, too.
+    // The socket's time limit of sending also limits connecting.
     if let Some(limit) = option::<libc::timeval>(descriptor, libc::SO_SNDTIMEO) {
         set_option(broker.as_raw_fd(), libc::SO_RCVTIMEO, &limit)?;
     }

@@ -131,7 +131,7 @@ impl Translated {
     }
 }
 
-/// What to do with an answer of the server.
+/// The action of the gateway on an answer of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Send the answer unchanged, and invalidate a token with it if there is one.

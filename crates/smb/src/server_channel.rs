@@ -52,7 +52,7 @@ struct Pending {
     length: u32,
 }
 
-/// What to do with a request of the client.
+/// The action of the gateway on a request of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// Forward the request unchanged.
@@ -73,7 +73,7 @@ pub enum Offload {
     },
 }
 
-/// What to do with an answer of the server.
+/// The action of the gateway on an answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Forward the answer unchanged.

@@ -1,12 +1,12 @@
 //! Random clients and servers on both ends of a gateway, or of two, by seed.
 //!
-//! What the server gets and what the client gets is compared with a second translation, byte by
-//! byte: requests, answers, the client's memory and the files. In some scenarios an end lies: its
-//! messages are changed at random. Then the gateway may end the connection, and what it delivers
-//! still has to be what the other end said.
+//! All data that reaches the server and the client is compared, byte by byte, with a second translation:
+//! requests, answers, the client's memory and the files. In some scenarios an end is hostile: its messages are
+//! changed at random. Then the gateway may end the connection, but everything that it delivers must still be
+//! equal to what the other end sent.
 //!
 //! A run tries a fixed set of seeds; `SMBDIRECT_SWARM_SEEDS=100000` tries more of them, and
-//! `SMBDIRECT_SWARM_SEED=17` the one that failed.
+//! `SMBDIRECT_SWARM_SEED=17` repeats the seed 17 alone.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -67,7 +67,7 @@ fn swarm() {
     assert!(totals.placed > 0 || totals.scenarios < 100);
 }
 
-/// What happened, so that one sees that something did.
+/// Counters of the events in a run, which show that the run covered them.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     scenarios: usize,
@@ -116,7 +116,7 @@ enum Liar {
     Server,
 }
 
-/// What one seed comes to.
+/// The outcome of one seed.
 struct Scenario {
     random: Rng,
     liar: Liar,
@@ -128,9 +128,9 @@ struct Scenario {
     requests: Vec<VecDeque<Vec<Part>>>,
     /// Answers on their way out of the server, and out of each hop.
     answers: Vec<VecDeque<Sent>>,
-    /// What the server is to get, and how often.
+    /// The messages that the server must receive, and how often.
     expected_requests: HashMap<Vec<u8>, usize>,
-    /// What the client is to get, and how often.
+    /// The messages that the client must receive, and how often.
     expected_answers: HashMap<Vec<u8>, usize>,
     /// Files as the client has written them.
     files: Vec<Vec<u8>>,
@@ -179,7 +179,7 @@ impl Scenario {
         scenario
     }
 
-    /// Which dialect it is, each gateway learns from the server's answer.
+    /// Each gateway learns the dialect from the server's answer.
     fn negotiate(&mut self) {
         let dialect = [0x0210, 0x0300, 0x0302, 0x0311][self.random.usize(..4)];
         let mut sent = vec![Sent::from(negotiated(dialect))];
@@ -286,7 +286,7 @@ impl Scenario {
         }
     }
 
-    /// The next message on a link goes on, or one behind those that wait for the client's memory.
+    /// The next message on a link proceeds, or a message after those that wait for the client's memory.
     fn request_moves(&mut self, link: usize, totals: &mut Totals) -> Result<(), End> {
         let queue = &mut self.requests[link];
         let waits = |parts: &Vec<Part>| {
@@ -346,7 +346,7 @@ impl Scenario {
         if self.liar == Liar::Server {
             let honest = sent.bytes.clone();
             self.lie(&mut sent.bytes, totals);
-            // What is not asked for yet is answered by no gateway.
+            // A gateway does not answer a request before it has arrived.
             let places = elements(&sent.bytes).unwrap_or_default();
             let mut ids = places
                 .iter()
@@ -363,8 +363,8 @@ impl Scenario {
         Ok(())
     }
 
-    /// Notes what an answer says when the gateway next to the server gets it: a server that lies
-    /// may answer before it is asked, or twice.
+    /// Records the meaning of an answer when the gateway next to the server receives it: a hostile server may
+    /// answer before the request, or twice.
     fn expect_answers(&mut self, bytes: &[u8]) {
         // A server has the memory of the gateway before it, or none.
         let hop = self.hops.last().expect("there is one");
@@ -373,7 +373,7 @@ impl Scenario {
         }
     }
 
-    /// Writes to the files what the client wanted to write, when the server says that it has.
+    /// Writes the client's data to the files when the server reports that it has written the data.
     fn write_model(&mut self, message: &[u8]) {
         for place in elements(message).unwrap_or_default() {
             let element = &message[place];

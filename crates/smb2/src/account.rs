@@ -1,4 +1,4 @@
-//! [`Account`]: who logs in.
+//! [`Account`]: the user who logs in.
 
 use std::fmt;
 

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_window_that_shrinks_makes_requests_smaller() {
-        // Of 16 credits 8 came back, 1 and none.
+        // The answers to a request of 16 credits granted 8, 1 and 0.
         assert_eq!(charge(16, 8, 8), Some(8));
         assert_eq!(charge(16, 1, 8), None, "4 come back with the next answer");
         assert_eq!(charge(16, 1, 0), Some(1));

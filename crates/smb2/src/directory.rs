@@ -133,7 +133,7 @@ impl Listing {
             file_name: "*".into(),
         };
         let answer = self.requests.execute(COMMAND, request).await?;
-        // A server can say that nothing matches in place of that there is no more.
+        // A server can report "no match" where it should report "no more files".
         if matches!(
             answer.status(),
             NtStatus::NO_MORE_FILES | NtStatus::NO_SUCH_FILE
@@ -253,7 +253,7 @@ impl Share {
     }
 }
 
-/// A CREATE request with a name of any units. That of `request` has as many.
+/// A CREATE request with a name of any units. The buffer of `request` has the same size.
 struct ExactCreate {
     request: CreateRequest,
     name: Vec<u16>,

@@ -39,7 +39,7 @@ pub enum Error {
     /// anonymous, or the dialect is older than SMB 3.0.
     #[error("it asks for encryption, and this session has no key")]
     NoKey,
-    /// Several names of a directory are shown as this one.
+    /// `Display` shows several names of a directory as this name.
     #[error("several names are shown as `{0}`")]
     Ambiguous(String),
     /// The provider refused to register memory.

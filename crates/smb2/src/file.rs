@@ -31,7 +31,7 @@ use crate::{
 /// An open file. Clones are handles on one open file, for requests in parallel. When the last one is dropped, the file
 /// is closed without a report.
 ///
-/// A request that was sent goes on if its future is dropped or ends with [`Error::NoAnswer`]. Its memory stays
+/// A request that was sent continues if its future is dropped or ends with [`Error::NoAnswer`]. Its memory stays
 /// registered until the server has answered, or the connection has ended.
 #[derive(Clone)]
 pub struct File {
@@ -115,7 +115,7 @@ pub struct Written {
     pub by_rdma: usize,
 }
 
-/// What one request did.
+/// The outcome of one request.
 enum Moved {
     /// These bytes moved by RDMA.
     Rdma(BytesMut),
@@ -235,8 +235,8 @@ impl File {
         })
     }
 
-    /// Returns whether the server deletes the file when it is closed: [`OpenMode::CreateTemporary`] asked for it, the
-    /// server took it, and [`keep_as`](Self::keep_as) has not ended it.
+    /// Returns whether the server deletes the file when it is closed: [`OpenMode::CreateTemporary`] asked for it,
+    /// the server accepted that, and [`keep_as`](Self::keep_as) has not ended it.
     ///
     /// [`OpenMode::CreateTemporary`]: crate::OpenMode::CreateTemporary
     pub fn is_temporary(&self) -> bool {
@@ -340,7 +340,8 @@ impl File {
         }
     }
 
-    /// Reads the first bytes of `rest` with one request, as many as the credits allow. What was not read stays there.
+    /// Reads the first bytes of `rest` with one request, as many as the credits allow. Bytes that were not read
+    /// stay in the buffer.
     async fn read_piece(
         &self,
         offset: u64,
@@ -405,8 +406,8 @@ impl File {
         })
     }
 
-    /// Writes the first bytes of `rest` with one request, as many as the credits allow. What was not written stays
-    /// there.
+    /// Writes the first bytes of `rest` with one request, as many as the credits allow. Bytes that were not
+    /// written stay in the buffer.
     async fn write_piece(
         &self,
         offset: u64,

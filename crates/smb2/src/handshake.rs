@@ -38,7 +38,7 @@ use smbdirect_smb::smb2::{
 
 use crate::{account::Account, error::Error, transport::Transport};
 
-/// A session, and what the server said of it.
+/// A session, and the properties that the server reported for it.
 pub(crate) struct Established {
     pub(crate) smb: connection::Connection,
     pub(crate) session: Session,
@@ -108,7 +108,7 @@ impl Handshake {
     }
 }
 
-/// What the handshake has shown.
+/// The results of the handshake.
 #[derive(Default)]
 struct Seen {
     /// The caller wants a guest or anonymous session. The crate accepts one only for the name `Guest`.

@@ -141,7 +141,7 @@ impl Share {
         Ok(info)
     }
 
-    /// Returns which kind of reparse point a file is; `None` if the server does not say.
+    /// Returns which kind of reparse point a file is; `None` if the server does not report it.
     async fn reparse_tag(&self, file: &File) -> Result<Option<ReparseTag>, Error> {
         const COMMAND: Command = Command::QueryInfo;
         const FILE_ATTRIBUTE_TAG_INFORMATION: u8 = 35;

@@ -302,7 +302,7 @@ async fn an_endless_directory_comes_in_batches() {
     server.await.unwrap();
 }
 
-/// A request that is denied for another reason is denied without the channel too, and RDMA goes on.
+/// A request that is denied for another reason is denied without the channel too, and RDMA stays in use.
 #[tokio::test]
 async fn a_denied_access_leaves_rdma_on() {
     let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
@@ -346,8 +346,8 @@ async fn a_request_ends_with_the_connection() {
     assert!(matches!(ended, Err(Error::Connection(_))), "{ended:?}");
 }
 
-/// The limit ends a request that the server never answers, while the connection lives, and the error says how long that
-/// was.
+/// The limit ends a request that the server never answers while the connection lives, and the error has the
+/// length of the wait.
 #[tokio::test]
 async fn a_request_without_an_answer_ends_at_the_limit() {
     let address = "127.0.0.1:1".parse().unwrap();

@@ -32,7 +32,7 @@ pub enum Reason {
     Small,
 }
 
-/// What the server and the session require.
+/// The requirements of the server and the session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) dialect: Dialect,

@@ -92,7 +92,8 @@ impl Transport {
     /// was set.
     pub(crate) fn limit_waits_of(&self, smb: &connection::Connection) {
         if let Some(limit) = self.answer_limit {
-            // A request that the crate gave up would no longer say when the server is done with its memory.
+            // If the crate gave a request up, this end would not learn when the server stops using the request's
+            // memory.
             smb.set_response_timeout(None);
             smb.set_send_timeout(None);
             smb.set_credit_wait_timeout(limit);

@@ -176,7 +176,7 @@ impl Requests {
     /// Sends a request with one credit, and returns the answer, whatever its status.
     ///
     /// # Cancel safety
-    /// A request that was sent goes on, but its answer is lost.
+    /// The server still processes a request that was sent, but its answer is lost.
     pub(crate) async fn execute(
         &self,
         command: Command,
@@ -204,8 +204,9 @@ impl Requests {
         answers.pop().expect("one answer for each request")
     }
 
-    /// Sends two requests on one file in one message, so that the end of the connection cannot part them. The second
-    /// fails if the first does. The second answer is `None` if there was only one credit, and it was not sent.
+    /// Sends two requests on one file in one message, so that the end of the connection cannot part them. The
+    /// second request fails if the first fails. The second answer is `None` if there was only one credit, and it
+    /// was not sent.
     pub(crate) async fn send_both(
         &self,
         turn: Turn,

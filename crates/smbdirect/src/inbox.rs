@@ -35,9 +35,9 @@ const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
 /// their length. Messages that wait here may use four times their length more, because providers share buffers
 /// that are a quarter full.
 const MAX_LENT_BYTES: usize = 2 * MAX_UNCHECKED_LOANS;
-/// Bytes of memory that messages may use which the provider has and this end has not taken.
+/// Most bytes of messages that the provider may hold before this end takes them.
 const MAX_QUEUED_BYTES: usize = 16 * LARGEST_BLOCK;
-/// Shortest segment that then stays where it arrived: a quarter of the largest block.
+/// Shortest segment that is never copied because it is short: a quarter of the largest block.
 const MIN_LENT_SEGMENT_BYTES: usize = LARGEST_BLOCK / 4;
 /// Size of an arena: the memory that messages are copied to.
 const ARENA_BYTES: usize = 64 << 10;
@@ -76,7 +76,7 @@ pub(crate) struct Inbox {
     arena: Cut,
     /// The arenas that have readers.
     account: Account,
-    /// Messages keep so much memory in use that short ones are copied.
+    /// Messages keep more memory in use than the limit from which on short messages are copied.
     copies_short: bool,
     /// Cost of the messages in `complete`, in bytes.
     cost: usize,

@@ -1,4 +1,4 @@
-//! What the async layer needs of the runtime and of sockets that their interfaces do not offer.
+//! Functions that the async layer needs of the runtime and of sockets, and that their interfaces do not offer.
 
 use std::{
     fmt,
@@ -129,7 +129,7 @@ pub(crate) fn background() -> Option<Handle> {
 #[derive(Debug)]
 pub(crate) struct Receiver<T> {
     channel: mpsc::Receiver<T>,
-    /// What arrived when a future was dropped.
+    /// The item that arrived when a future was dropped.
     next: Option<Option<T>>,
 }
 

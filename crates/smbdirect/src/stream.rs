@@ -111,8 +111,9 @@ impl Connection {
     }
 }
 
-/// Writes the messages that arrive, as frames, until the connection is over. Discards them after the program has
-/// closed its descriptor: messages that nobody takes would keep the frames of the program from being sent.
+/// Writes the messages that arrive, as frames, until the connection is over. Discards messages after the program
+/// has closed its descriptor. Otherwise the untaken messages would keep the frames of the program from being
+/// sent.
 async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
     let mut socket = Some(socket);
     loop {
@@ -276,7 +277,7 @@ impl Frames {
 impl Drop for Frames {
     fn drop(&mut self) {
         if self.connection.error().is_none() && !self.has_closed {
-            // The runtime ends. What cannot be read now is not sent.
+            // The runtime ends. Data that cannot be read now is not sent.
             let _ = self.submit_written();
             self.connection.start_close();
         }

@@ -90,9 +90,9 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// Takes the result and frees the slot, or registers the waker of `context`. Stores the waker that
-    /// this one replaces in `old`, for the caller to drop outside its lock: a waker may own whatever the lock
-    /// is in.
+    /// Takes the result and frees the slot, or registers the waker of `context`. Stores the waker that this one
+    /// replaces in `old`, for the caller to drop outside its lock: a waker may own the object that contains the
+    /// lock.
     pub(crate) fn poll(
         &mut self,
         index: usize,
@@ -121,8 +121,8 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// Abandons the slot of a future that is dropped before it took its result. Returns what the slot
-    /// had, for the caller to drop outside its lock: its destructor may be foreign code.
+    /// Abandons the slot of a future that is dropped before it took its result. Returns the content of the slot,
+    /// which the caller drops outside its lock: the destructor may be foreign code.
     #[inline(always)]
     pub(crate) fn abandon(&mut self, index: usize) -> Abandoned<T> {
         match mem::replace(&mut self.slots[index], Slot::Abandoned) {
@@ -140,7 +140,7 @@ impl<T> Waiters<T> {
     }
 }
 
-/// What the slot of a dropped future had.
+/// The content of the slot of a dropped future.
 #[derive(Debug)]
 pub(crate) enum Abandoned<T> {
     /// The waker of the future, if it was polled.

@@ -38,7 +38,7 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Returns a field of a file such as `/proc/self/stat`, or `None` where there is no such file.
 fn field(file: &str, index: usize) -> Option<usize> {
-    // Under Wine the file exists, and is that of another process.
+    // Under Wine the file exists, but it describes another process.
     if cfg!(windows) {
         return None;
     }
@@ -61,7 +61,7 @@ fn spent() -> Duration {
 
 /// A scripted peer that has negotiated SMB Direct.
 trait Attacker: Sized {
-    /// What a peer has to know about the listener, besides its address.
+    /// The facts about the listener that a peer needs besides its address.
     type Place: Copy;
 
     /// Returns the providers of an ordinary client and of the listener.

@@ -469,7 +469,7 @@ fn all_other_packages_forbid_unsafe_code() {
         }
         for file in ["src/lib.rs", "src/main.rs"] {
             if let Ok(text) = fs::read_to_string(package.path().join(file)) {
-                // What is denied, not forbidden, can be allowed for one module.
+                // A lint that is denied, not forbidden, can be allowed for one module.
                 let level = if name == "fuzz" { "deny" } else { "forbid" };
                 let attribute = format!("#![{level}(unsafe_code)]");
                 assert!(text.contains(&attribute), "{name}/{file}");

@@ -1,6 +1,6 @@
 //! Feature `metrics`: the figures of real connections, and what a recorder of the facade gets.
 //!
-//! One test, because the figures are those of the whole process.
+//! This is a single test, because the figures cover the whole process.
 
 use std::{
     collections::BTreeMap,

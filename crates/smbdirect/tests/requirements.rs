@@ -117,14 +117,14 @@ struct Slip {
     reason: String,
 }
 
-/// Where an id stands: files, from the repository's root.
+/// The files that name an id, relative to the repository's root.
 #[derive(Default)]
 struct Cited {
     code: BTreeSet<String>,
     tests: BTreeSet<String>,
 }
 
-/// Everything that is checked against each other.
+/// The specification's rows, the exceptions and the code's marks, which the tests check against each other.
 struct Specs {
     requirements: Vec<Requirement>,
     exceptions: BTreeMap<String, Exception>,

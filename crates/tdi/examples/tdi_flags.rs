@@ -174,7 +174,7 @@ impl Ends {
         self.peer_receives("normal TSDU").await
     }
 
-    /// What SMB Direct cannot carry is refused, and nothing is taken.
+    /// A request that SMB Direct cannot carry is refused, and no data is taken.
     async fn refused(&self) {
         println!("refused");
         let disconnect = self.send("bye", SendFlags::AND_DISCONNECT).await;

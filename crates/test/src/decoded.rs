@@ -1,4 +1,4 @@
-//! What was decoded of a capture, by the library or by the command, as JSON.
+//! The events decoded from a capture, by the library or by the command, as JSON.
 
 use serde_json::Value;
 

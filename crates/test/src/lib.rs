@@ -1,4 +1,4 @@
-//! What the tests of several packages share.
+//! Code that the tests of several packages share.
 //!
 //! * [`provider`] and [`conformance!`]: the suite that every provider has to pass.
 //! * [`captures`]: reads the captures of Linux in `crates/smbdirect/tests/captures`.

@@ -78,7 +78,7 @@ pub fn flagged(message: Vec<u8>, flags: u32) -> Vec<u8> {
     with(message, 16, &flags.to_le_bytes())
 }
 
-/// A request or answer with a body that no gateway looks at.
+/// A request or answer with a body that gateways do not examine.
 pub fn other(mut header: Vec<u8>, body: &[u8]) -> Vec<u8> {
     header.extend_from_slice(body);
     header

@@ -84,7 +84,7 @@ impl Transfer {
         }
     }
 
-    /// Without a payload.
+    /// The message without a payload.
     pub fn empty(granted: u16) -> Self {
         Self {
             granted,

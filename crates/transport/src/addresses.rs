@@ -1,4 +1,4 @@
-//! Addresses as people write them, and the addresses that a host, or no host, stands for.
+//! Addresses as users write them, and their resolution: of a host, or without a host.
 
 use std::{
     fmt, io,
@@ -204,7 +204,7 @@ fn why(error: &io::Error) -> String {
     }
 }
 
-/// Returns the addresses that `address` stands for, at least one.
+/// Resolves `address`, and returns at least one address.
 ///
 /// # Errors
 /// A name that has none.

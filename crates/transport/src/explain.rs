@@ -50,7 +50,7 @@ impl fmt::Display for Curable {
 
 impl std::error::Error for Curable {}
 
-/// Longest time for the TCP connection that tells an unreachable host from another service.
+/// Longest time for the TCP connection that distinguishes an unreachable host from another service.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Explains why there is no connection over iWARP.
@@ -191,7 +191,7 @@ fn no_iwarp(address: SocketAddr) -> anyhow::Error {
     anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
 }
 
-/// Explains a timeout: whether TCP connects tells an unreachable host from another service.
+/// Explains a timeout. A TCP connection distinguishes an unreachable host from another service.
 async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
     let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
     if let Ok(Ok(_)) = probe {
@@ -218,7 +218,7 @@ pub(super) fn explain_listen(
 ) -> anyhow::Error {
     let text = in_short(error);
     let cause = error.os_error().map(io::Error::from_raw_os_error);
-    // Of the errors of RoCE in software, only that of the UDP port is one of the system.
+    // Of the errors of RoCE in software, only the error of the UDP port comes from the operating system.
     if kind == Kind::Roce && error.kind == ProviderErrorKind::InUse && cause.is_some() {
         let text = format!(
             "cannot listen on {address}: {text}; stop that, or remove the rxe device (rdma link delete) if \

@@ -13,7 +13,7 @@ pub enum Kind {
     Roce,
     /// RDMA adapters, through rdma-core.
     Verbs,
-    /// Memory of this process. Both ends are in it.
+    /// Memory of this process. Both ends are in the same process.
     Loopback,
 }
 

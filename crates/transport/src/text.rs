@@ -1,4 +1,4 @@
-//! Text for people: what peers and the system say, and numbers with their units.
+//! Text for users: messages of peers and of the system, and numbers with their units.
 
 use std::{fmt::Display, io, time::Duration};
 
@@ -45,7 +45,7 @@ pub fn plain(error: &impl Display) -> String {
 }
 
 /// Returns the text of a common error of Windows. Windows itself words it in the language of the user, and this
-/// program recognises some errors by their text. `None` on other systems, which word it as this does.
+/// program recognises some errors by their text. `None` on other systems, whose text is the same as this.
 fn text_of_windows_error(code: i32) -> Option<&'static str> {
     use io::ErrorKind as Kind;
     if !cfg!(windows) {

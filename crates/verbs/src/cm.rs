@@ -277,7 +277,7 @@ impl CmId {
         &self.channel
     }
 
-    /// Returns the identifier as the library knows it.
+    /// Returns the identifier in the library's own type.
     pub(crate) fn raw(&self) -> *mut rdma_cm_id {
         self.raw.as_ptr()
     }
@@ -453,7 +453,7 @@ fn address(storage: &ffi::sockaddr_storage) -> io::Result<SocketAddr> {
     assert_eq!(length as usize, size_of_val(storage));
     // SAFETY: both types are the `sockaddr_storage` of C, and their lengths were compared above.
     unsafe { *copy.view_as::<ffi::sockaddr_storage>() = *storage };
-    // SAFETY: the whole storage is initialised, and its family tells the type of the address.
+    // SAFETY: the whole storage is initialised, and its family determines the type of the address.
     let address = unsafe { SockAddr::new(copy, length) };
     let error = || {
         io::Error::new(

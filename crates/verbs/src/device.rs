@@ -121,7 +121,7 @@ pub(crate) fn devices(functions: &Arc<Functions>) -> Result<Vec<Device>, Unavail
     Ok(devices)
 }
 
-/// Describes one device of the list, or says why it cannot be opened.
+/// Describes one device of the list, or returns the reason why it cannot be opened.
 fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
     // SAFETY: the device is in the list, which is not freed yet; its name is a C string.
     let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
@@ -309,10 +309,10 @@ fn query_port(
     number: u8,
 ) -> Option<ibv_port_attr> {
     let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the context belongs to an open device. The function sets the fields that its version
-    // knows, which the structure has room for.
+    // SAFETY: the context belongs to an open device. The function sets the fields of its version, for which the
+    // structure has room.
     let error = unsafe { (functions.ibv_query_port)(context, number, port.as_mut_ptr()) };
-    // SAFETY: zero is valid for all fields, and the library has set those that it knows.
+    // SAFETY: zero is valid for all fields, and the library has set the fields of its version.
     (error == 0).then(|| unsafe { port.assume_init() })
 }
 

@@ -29,7 +29,7 @@ pub struct WorkCompletion {
     pub opcode: u32,
     /// The number of bytes received.
     pub byte_len: u32,
-    /// Flags, which tell whether `invalidated_rkey` is set.
+    /// Flags, which show whether `invalidated_rkey` is set.
     pub wc_flags: u32,
     /// The token that the peer invalidated.
     pub invalidated_rkey: u32,

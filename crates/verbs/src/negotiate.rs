@@ -1,4 +1,4 @@
-//! What the two ends negotiate when they connect: read depths and private data.
+//! The data that the two ends exchange when they connect: read depths and private data.
 
 use bytes::Bytes;
 use smbdirect::rdma::work::ProviderError;

@@ -22,7 +22,7 @@ const MAX_WAITING: usize = 400_000;
 pub(super) struct Peer {
     crc: bool,
     max_inbound_reads: usize,
-    /// Memory of the machine that the peer knows.
+    /// Memory of the machine for which the peer has a token.
     pub(super) regions: Vec<Region>,
     /// Bytes sent and not delivered.
     waiting: Vec<u8>,

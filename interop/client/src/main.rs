@@ -132,7 +132,7 @@ async fn main() -> ExitCode {
     ExitCode::from(u8::from(failures > 0))
 }
 
-/// Where to, and as whom.
+/// The server to connect to, and the account.
 struct Login<'a> {
     provider: &'a dyn Provider,
     /// The library of Linux' software iWARP does not pass it on.
@@ -498,7 +498,7 @@ impl Client {
         }
     }
 
-    /// The request failed and the connection is over, for a reason that is told.
+    /// The request failed and the connection is over, and the output has the reason.
     async fn ended(&self, answer: Result<Vec<u8>>) -> Result<()> {
         let Err(error) = answer else {
             bail!("the request succeeded");

@@ -42,7 +42,7 @@ pub(super) struct Active {
     together_to_one: f64,
 }
 
-/// How connections that move data, and requests beside them, compare with plain TCP.
+/// The comparison with plain TCP of connections that move data, and of requests that run at the same time.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Load {
     kind: String,

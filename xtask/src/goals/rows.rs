@@ -15,7 +15,7 @@ pub(super) const SIZES: [u32; 2] = [64 << 10, 1 << 20];
 /// RDMA operations outstanding.
 const OUTSTANDING: u32 = 16;
 
-/// Where the ends run.
+/// The place where the two ends run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Placement {
@@ -36,7 +36,7 @@ pub(super) struct Row {
     pub(super) outstanding: Option<u32>,
     pub(super) busy_poll: bool,
     pub(super) placement: Option<Placement>,
-    /// Set for programs only; the other keys say what else is measured.
+    /// Set for programs only; the other keys identify the other measurements.
     #[serde(default)]
     pub(super) name: String,
 }

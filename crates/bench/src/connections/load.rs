@@ -176,7 +176,7 @@ impl Many<'_> {
 
     /// Runs each load once on new connections, and returns how much memory they take.
     fn memory(&mut self, link: LinkId) -> Result<Option<LoadMemory>> {
-        // What an idle connection takes is measured elsewhere.
+        // The memory of an idle connection is measured elsewhere.
         let before = self.near.resident()?;
         for load in LOADS {
             let burst = self.burst(load);

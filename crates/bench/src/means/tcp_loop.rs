@@ -92,7 +92,7 @@ enum Moved {
     None,
 }
 
-/// What all connections of a burst share.
+/// The state that all connections of a burst share.
 struct Shared<'a> {
     burst: &'a Burst,
     /// A request that others follow, and the last one.

@@ -22,7 +22,7 @@ const MOST_HELD: usize = 4;
 /// Bytes that are kept together.
 const KEPT_BYTES: usize = 1 << 20;
 
-/// What the peer sends again and again: a message that is kept, and what follows it.
+/// The pattern that the peer repeats: a message that the receiver keeps, and the messages after it.
 struct Pattern {
     name: &'static str,
     kept: usize,

@@ -9,7 +9,7 @@ use crate::{
     fault::Fault,
 };
 
-/// Returns whether clients find SMB Direct where the attempt found it, with SMB behind it.
+/// Returns whether the attempt found SMB Direct where clients look for it, and an SMB server answered there.
 pub(super) fn is_good(attempt: &Attempt) -> bool {
     let reached = attempt.result.as_ref().ok();
     let smb = reached.and_then(|reached| reached.smb.as_ref().ok());

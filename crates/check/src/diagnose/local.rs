@@ -1,4 +1,4 @@
-//! What this machine can do: as a client, and as a server.
+//! The ability of this machine to use SMB Direct, as a client and as a server.
 
 use crate::{
     diagnosis::{About, RunOn, Section, State, Step},
@@ -42,8 +42,8 @@ pub(super) fn sections(facts: &Facts) -> Vec<Section> {
     sections
 }
 
-/// Shortens a step of this machine, where the question is about a server: software iWARP
-/// needs none of it, and `smbdirect check` without a target says the rest.
+/// Shortens a step about this machine when the target is a server: software iWARP does not need that step, and
+/// `smbdirect check` without a target reports all of it.
 fn in_short(step: &mut Step) {
     if step.state == State::Fault {
         step.state = State::Warning;
@@ -91,7 +91,7 @@ fn kernel_client(machine: &Machine) -> Step {
     }
 }
 
-/// Returns whether the client has SMB Direct. The running client knows best.
+/// Returns whether the client has SMB Direct. The running client is the most reliable source.
 pub(super) fn has_client(kernel: &Kernel, client: &Client) -> Setting {
     match client.smb_direct {
         Some(true) => Setting::On,
@@ -200,7 +200,7 @@ fn with_software_adapters(step: Step, machine: &Machine) -> Step {
     let interface = interface.map_or("eth0", |each| &*each.name);
     let mut step = step;
     let kernel = &machine.kernel;
-    // Where it is unknown, the command itself tells.
+    // If the configuration is unknown, the command itself shows it.
     if kernel.rxe != Module::Missing {
         step = step.cure(
             RunOn::Here,

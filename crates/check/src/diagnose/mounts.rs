@@ -17,7 +17,7 @@ const MULTI_CHANNEL: u32 = 0x0000_0008;
 /// A higher `rdma_readwrite_threshold` keeps ordinary reads and writes from using RDMA.
 const MAX_THRESHOLD_BYTES: u64 = 65_536;
 
-/// Returns the mounts; with a target, those of its server.
+/// Returns the mounts; with a target, only the mounts of its server.
 pub(super) fn section(facts: &Facts) -> Option<Section> {
     let steps: Vec<Step> = relevant(facts)
         .flat_map(|mount| steps(mount, facts))

@@ -233,7 +233,7 @@ fn the_kernel() {
     is(&off, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
     let no_cifs = of_machine(|machine| machine.kernel.cifs = Module::Missing);
     is(&no_cifs, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
-    // The running client knows better than a file.
+    // The running client is more reliable than a file.
     let runs = of_machine(|machine| {
         machine.kernel.cifs_smb_direct = Setting::Off;
         machine.client.smb_direct = Some(true);
@@ -245,7 +245,7 @@ fn the_kernel() {
     is(&unknown, Outcome::Unknown, &[]);
     let other_system = of_machine(|machine| machine.is_linux = false);
     is(&other_system, Outcome::Unknown, &[]);
-    // Only a limit if this machine is no server.
+    // On a machine that is not a server this is only a limit.
     let client = of_machine(|machine| machine.kernel.server_smb_direct = Setting::Off);
     is(&client, Outcome::Works, &[Fault::KernelWithoutServer]);
     let server = of_machine(|machine| {
@@ -350,7 +350,7 @@ fn servers_of_this_machine() {
         });
         is(&answer, Outcome::DoesNot, &[expected]);
     }
-    // What does not reach ksmbd tells nothing about it.
+    // An attempt that does not reach ksmbd tells nothing about ksmbd.
     let aside = serves(|machine| {
         machine.server.attempt = Some(attempt(Fabric::Iwarp, Err(AttemptFault::Refused)));
     });

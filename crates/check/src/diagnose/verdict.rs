@@ -90,7 +90,7 @@ fn of_remote(remote: &Remote, facts: &Facts, sections: &[Section]) -> (Outcome, 
         return (Outcome::Unknown, why);
     }
     let by_rdma = steps.iter().filter(|step| step.state == State::Fault);
-    // The reason why SMB Direct itself failed tells more than one about TCP.
+    // The reason why SMB Direct itself failed explains more than a reason about TCP.
     let by_rdma = by_rdma.max_by_key(|step| weight(step));
     match by_rdma {
         Some(step) => {
@@ -107,8 +107,8 @@ fn of_remote(remote: &Remote, facts: &Facts, sections: &[Section]) -> (Outcome, 
     }
 }
 
-/// Returns how much a fault explains: the further an attempt came, the more. Of two refusals the
-/// verdict takes the last, which is that of iWARP.
+/// Returns how much a fault explains. A fault explains more, the later the step at which the attempt failed. Of
+/// two refusals the verdict uses the last, which comes from iWARP.
 fn weight(step: &Step) -> u8 {
     // Most servers without RoCE refuse or drop it, which explains nothing.
     let is_iwarp = matches!(step.attempt, Some((Fabric::Iwarp, _)));

@@ -57,7 +57,7 @@ fn interface(root: &Root, interfaces: &[Interface], name: &str) -> Option<String
     })
 }
 
-/// Adds what libibverbs tells. Returns why it cannot be used.
+/// Adds the facts that libibverbs reports. Returns why it cannot be used.
 #[cfg(target_os = "linux")]
 pub(super) fn ask_verbs(adapters: &mut [Adapter]) -> Option<String> {
     let devices = match smbdirect_verbs::Verbs::devices() {

@@ -34,7 +34,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Longest time for the negotiation. ksmbd gives up a connection that its software iWARP overlooked
 /// after 5 seconds, and its kernel may panic if the initiator gives up first.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(8);
-/// Longest time for the TCP connection that tells a lost SYN from a silent service.
+/// Longest time for the TCP connection that distinguishes a lost SYN from a silent service.
 const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time for a keepalive.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -215,7 +215,8 @@ fn adapter_fault(error: &ProviderError) -> AttemptFault {
 /// `ENODEV`, the error number for an address that no RDMA device serves.
 const NO_DEVICE: i32 = 19;
 
-/// Returns whether software RoCE had to use another UDP port, because that of RoCE is in use here.
+/// Returns whether software RoCE had to use another UDP port, because another program of this machine uses the
+/// port of RoCE.
 fn is_port_taken(error: &ProviderError) -> bool {
     let cause = error.os_error().map(io::Error::from_raw_os_error);
     cause.is_some_and(|cause| cause.kind() == io::ErrorKind::AddrInUse)

@@ -18,7 +18,7 @@ pub(super) fn read(root: &Root) -> Vec<Interface> {
             let file = |file: &str| root.line(&format!("sys/class/net/{name}/{file}"));
             let of_this = addresses.iter().filter(|(each, _)| *each == name);
             Interface {
-                // Software interfaces and tunnels say `unknown` while they are up.
+                // Software interfaces and tunnels report `unknown` while they are up.
                 is_up: file("operstate").is_some_and(|state| state != "down")
                     && file("flags").is_none_or(|flags| is_up(&flags)),
                 mtu: file("mtu").and_then(|mtu| mtu.parse().ok()).unwrap_or(0),

@@ -112,8 +112,8 @@ pub(super) async fn gather(
     remote
 }
 
-/// Tries this machine's own ksmbd over software iWARP: only an attempt tells whether its listener,
-/// which the kernel keeps open, still accepts.
+/// Tries this machine's own ksmbd over software iWARP: only an attempt shows whether its listener, which the
+/// kernel keeps open, still accepts connections.
 pub(super) async fn own_ksmbd(
     machine: &Machine,
     progress: &(dyn Fn(Stage) + Sync),
@@ -206,7 +206,7 @@ fn candidates(
     (candidates, unavailable)
 }
 
-/// Makes attempts, one after the other. Returns each with its candidate.
+/// Makes the attempts in sequence. Returns each with its candidate.
 async fn attempts(
     candidates: Vec<Candidate>,
     address: IpAddr,

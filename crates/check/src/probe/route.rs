@@ -55,7 +55,7 @@ pub(super) fn measure(address: IpAddr, mtu: Option<u32>) -> Path {
     path
 }
 
-/// Measures nothing: the options are those of Linux.
+/// Measures nothing on other systems, because the socket options exist on Linux only.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn measure(_: IpAddr, _: Option<u32>) -> Path {
     Path::default()
@@ -122,10 +122,10 @@ mod ping {
             })
         }
 
-        /// Sends an echo with this many bytes, twice if it must.
+        /// Sends an echo with this many bytes, and repeats it once if no answer arrives.
         pub(super) fn ping(&self, payload: usize) -> Echo {
             for attempt in 0..ATTEMPTS {
-                // The size tells a late answer to another echo apart.
+                // The size distinguishes this answer from a late answer to another echo.
                 let sequence = (payload as u16) ^ (attempt << 14);
                 match self.echo(payload, sequence) {
                     Ok(true) => return Echo::Answered,

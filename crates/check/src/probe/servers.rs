@@ -52,7 +52,7 @@ fn multichannel(text: &str) -> bool {
     matches!(&*last, "yes" | "true" | "1" | "on")
 }
 
-/// Returns the servers among the programs that are running; `smbdirect` stands for a gateway.
+/// Returns the servers among the running programs; a program named `smbdirect` is a gateway.
 fn programs(root: &Root) -> Vec<String> {
     let processes = processes(root).into_iter();
     let mut names: Vec<String> = processes

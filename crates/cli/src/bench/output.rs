@@ -1,4 +1,4 @@
-//! What `smbdirect bench` prints around its table: what is measured, progress, noise, the summary.
+//! The output of `smbdirect bench` before and after its table: the plan, progress, noise, the summary.
 
 use std::{sync::atomic::AtomicBool, time::Duration};
 

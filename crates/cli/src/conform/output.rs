@@ -1,4 +1,4 @@
-//! What the command prints: a line per case, a summary, JSON, and progress on a terminal.
+//! The output of the command: a line per case, a summary, JSON, and progress on a terminal.
 
 use std::{
     net::SocketAddr,

@@ -54,8 +54,8 @@ impl SettingsFile {
         printable(&self.path.to_string_lossy())
     }
 
-    /// Reads the file, and returns the options of the file and the command line together, and the
-    /// settings of the file that are not those of the last time.
+    /// Reads the file, and returns the options of the file and the command line together, and the settings of the
+    /// file that have changed since it was last read.
     ///
     /// # Errors
     /// The file cannot be read, or the line that is wrong and why.
@@ -201,7 +201,7 @@ fn check(option: &Arg, values: &[String]) -> Result<(), String> {
             .map(|_| ())
             .ok_or_else(|| format!("expected a number, at most {MAX_COUNT}"));
     }
-    // The value parser alone, so that nothing else can be wrong.
+    // Only the value parser, so that an error can come only from the value.
     let command = Command::new("smbdirect")
         .no_binary_name(true)
         .disable_help_flag(true);
@@ -238,8 +238,8 @@ fn first_line(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
-/// Returns the command line with the settings of the file in front. The addresses are in their
-/// places, whichever of the two has them.
+/// Returns the command line with the settings of the file in front. The addresses are complete, whether the file
+/// or the command line has them.
 fn merged(
     command: &Command,
     given: &BTreeMap<String, Vec<String>>,

@@ -47,7 +47,7 @@ pub(super) fn show(report: Report, event: &GatewayEvent<'_>) {
             ref carried,
             ..
         } => show_summary(report, total, failed, carried),
-        // Only programs are told about these.
+        // Only the JSON output reports these events.
         GatewayEvent::Opened { .. }
         | GatewayEvent::Refused { .. }
         | GatewayEvent::Draining { .. } => {}

@@ -1,4 +1,4 @@
-//! What `GET /status` returns, and `top` shows: the connections and the totals, as JSON.
+//! The status that `GET /status` returns and `top` shows: the connections and the totals, as JSON.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::transport::canonical;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) version: String,
-    /// What the command is doing.
+    /// The current activity of the command.
     pub(crate) title: String,
     /// Time since the command started.
     pub(crate) seconds: f64,

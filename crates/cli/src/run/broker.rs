@@ -58,7 +58,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Wait after an error of accepting, such as too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Longest time until the broker's socket is connected to that of the program, which are on the same machine.
+/// Longest time until the broker's socket is connected to the program's socket on the same machine.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time after which the system gives up a connection whose SYNs are not answered.

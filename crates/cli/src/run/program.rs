@@ -1,4 +1,5 @@
-//! The program: whether the library will be in it, and what no process without the library may do.
+//! The program: whether the system will load the library into it, and whether it starts processes without the
+//! library.
 
 use std::{
     env,

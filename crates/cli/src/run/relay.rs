@@ -31,7 +31,7 @@ const ANSWERED_IDLE_LIMIT: Duration = Duration::from_secs(1);
 const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time that processes that the program leaves behind keep their connections.
+/// Time for which processes that outlive the program keep their connections.
 const LEFT_BEHIND_LIMIT: Duration = Duration::from_secs(5);
 
 /// Bytes of the program's stream that are read ahead.
@@ -76,7 +76,8 @@ pub(super) async fn relay(
             let mut frame = Buf::chain(&header[..], message);
             if let Err(error) = open.write_all_buf(&mut frame).await {
                 debug!(peer = %connection.remote_address(), %error, "the program has closed its socket");
-                // What it has written before is sent, which needs credits and therefore room for messages.
+                // The data that the program has written before is still sent. That needs credits, and therefore
+                // room for messages.
                 socket = None;
             }
         }
@@ -171,8 +172,8 @@ async fn half_closed(sent: &AtomicU64, received: &AtomicU64, is_open: impl Fn() 
     }
 }
 
-/// Returns whether a process has the socket at `program` that is connected to `own`. TCP does not tell the peer of a
-/// socket whether only its sending side or all of it was closed.
+/// Returns whether a process has the socket at `program` that is connected to `own`. TCP does not show a peer
+/// whether the whole socket was closed or only its sending side.
 fn has_owner(program: SocketAddr, own: SocketAddr) -> bool {
     let ends = [program, own].map(|end| format!(":{:04X}", end.port()));
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {

@@ -114,7 +114,7 @@ impl List {
         }
     }
 
-    /// Prints the entries as they come, until nobody reads them.
+    /// Prints the entries as they arrive, until the reader of stdout closes it.
     async fn print(&self, mut listing: Listing, report: &Report) -> Result<()> {
         let fail = |error| explain(error, &self.place);
         let zone = TimeZone::system();

@@ -27,7 +27,7 @@ pub(super) async fn end(session: Session, interrupted: &mut Interrupted) {
             session.close().await;
             Ok(())
         };
-        // What was moved is there, so nothing is left to report.
+        // The bytes that were moved are in place, so there is nothing to report.
         let _ = unless_urgent(interrupted, closing).await;
     }
 }

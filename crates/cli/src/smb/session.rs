@@ -45,7 +45,7 @@ pub(crate) struct SmbOptions {
 /// Longest time for closing the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What to try when the server does not answer.
+/// Advice for a server that does not answer.
 const CURE_FOR_NO_ANSWER: &str = "--answer-timeout SECONDS sets how long to wait";
 
 /// A session with one share.
@@ -183,7 +183,7 @@ impl Moved {
 /// STATUS_ILLEGAL_CHARACTER: Samba lists names that are not well-formed UTF-16, but does not open them.
 const ILLEGAL_CHARACTER: NtStatus = NtStatus(0xc000_0161);
 
-/// Why a guest is refused where others are not, and the cure.
+/// The reason why the server refuses a guest but not other users, and the cure.
 const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt; give --user USER";
 
 fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
@@ -220,7 +220,7 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
     }
 }
 
-/// `can_encrypt` tells a share that may require encryption from one that refuses the user.
+/// `can_encrypt` distinguishes a share that may require encryption from a share that refuses the user.
 fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Error {
     let Place { address, share, .. } = place;
     match (error.status(), &error) {

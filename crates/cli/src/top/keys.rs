@@ -12,13 +12,13 @@ use std::{
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
-/// What the user wants.
+/// The request of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Quit,
     /// The next order of the rows.
     Order,
-    /// Scroll down by so many lines, or up if it is negative.
+    /// Scroll down by this number of lines, or up if it is negative.
     Scroll(i32),
     /// The terminal has another size.
     Redraw,

@@ -24,7 +24,7 @@ pub(super) struct Rated {
     pub(super) connection_rates: Vec<Rate>,
 }
 
-/// What happened, per second.
+/// Events per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Rate {
     pub(super) messages_sent: f64,

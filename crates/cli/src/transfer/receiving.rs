@@ -208,7 +208,7 @@ impl Receiver<'_> {
         let frame = Frame::decode(message.into_bytes())?;
         match (frame, self.method) {
             (Frame::Cancel(reason), _) => {
-                // The peer is told, as with every other reason to give up.
+                // The peer is informed, as for every other reason to give up.
                 self.finish_reads().await;
                 self.say(Frame::Failed(String::new()))?;
                 let reason = if reason.is_empty() {
@@ -341,7 +341,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Gives the file up: tells the sender, and ignores what it sent before it knew.
+    /// Abandons the file: informs the sender, and ignores the data that the sender sent before it was informed.
     async fn give_up(&mut self, reason: String) -> Result<(), TransferError> {
         self.finish_reads().await;
         self.say(Frame::Failed(reason))?;

@@ -1,8 +1,8 @@
 //! Stores received files in a directory, without a name or under a temporary one until they are
 //! complete and checked, and never over an existing file.
 //!
-//! On Linux, files without a name leave nothing however the receiver ends. Where they are not
-//! supported, a temporary name is used, and the next receiver removes those of killed ones.
+//! On Linux, files without a name leave nothing however the receiver ends. Where they are not supported, a
+//! temporary name is used, and the next receiver removes the files that killed receivers left.
 
 use std::{
     fs::{self, File, OpenOptions},

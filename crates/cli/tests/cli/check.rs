@@ -1,5 +1,5 @@
-//! `smbdirect check`: its output, its exit status, and what it says about a machine whose files are
-//! below another root.
+//! `smbdirect check`: its output, its exit status, and its findings about a machine whose files are below another
+//! root.
 
 use std::path::Path;
 
@@ -153,7 +153,7 @@ fn smb_direct_is_found_over_roce_too() {
         evidence.contains("SMB Direct 1.0 by software RoCE") && evidence.contains("keepalive"),
         "{evidence}"
     );
-    // Only what is there is told about a port that the target names.
+    // For a port that the target names, only findings about that port are reported.
     let of_iwarp = events.iter().any(|event| event["name"] == "iWARP 4455");
     assert!(!of_iwarp, "{events:#?}");
 }

@@ -203,8 +203,8 @@ fn the_request_has_the_revision_and_the_depths_that_were_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_noise(directory.path(), "file", 100_000);
     let capture = directory.path().join("capture.pcap");
-    // Flags and revision, and behind the length of the private data: for revision 2 the enhanced
-    // block, then the depths of SMB Direct.
+    // Flags and revision, then the length of the private data, then for revision 2 the enhanced block, then the
+    // depths of SMB Direct.
     for (options, flags_and_revision, depths) in [
         (
             &[][..],

@@ -268,7 +268,8 @@ async fn a_slow_reader_stops_the_writer() {
                 client
             }
         });
-        // Until the number no longer changes. A short pause that looks the same only weakens the test.
+        // Until the number no longer changes. If the machine only pauses for a moment, the test is weaker but
+        // does not fail.
         let mut last = usize::MAX;
         loop {
             let now = sent.load(std::sync::atomic::Ordering::Relaxed);
@@ -322,7 +323,7 @@ async fn partial_message_is_not_forwarded() {
             ended(&mut gateway),
             "client: it hung up in the middle of a message"
         );
-        // The same from the server.
+        // The same for messages from the server.
         let (mut gateway, mut client, mut server) = through(to, Tcp, &[]).await;
         server
             .stream()

@@ -1,6 +1,6 @@
 //! The book: its commands run, and its links and options exist.
 //!
-//! Every shell block of a page says after ```` ```sh ```` what this test does with it:
+//! Every shell block of a page says after ```` ```sh ```` how this test treats it:
 //!
 //! | fence | the block |
 //! |---|---|

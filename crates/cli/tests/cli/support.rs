@@ -226,7 +226,7 @@ pub(crate) fn listening(command: Command) -> Listening {
 }
 
 impl Listening {
-    /// Returns a command whose next line says where it listens.
+    /// Returns a command whose next line of output has the address on which it listens.
     #[track_caller]
     pub(crate) fn of(mut running: Running) -> Self {
         let first = running.line();

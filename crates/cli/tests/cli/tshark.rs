@@ -15,7 +15,7 @@ use std::{
 /// An odd length of many segments and several RDMA operations.
 const FILE_SIZE: usize = 3_000_001;
 
-/// What a capture contains.
+/// The contents of a capture.
 #[derive(Debug, Default)]
 struct Seen {
     /// RDMAP Sends, with and without invalidation.

@@ -171,7 +171,7 @@ impl Answering for Server {
             // The start of 2026.
             system_time: 134_115_264_000_000_000,
             server_start_time: 0,
-            // This stands for NTLMSSP without SPNEGO.
+            // This value means NTLMSSP without SPNEGO.
             security_buffer: Vec::new(),
             contexts: if dialect == DIALECT_3_1_1 {
                 contexts()

@@ -26,7 +26,7 @@ use super::{
 /// A reliable connection of two queue pairs.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// The sender of direction 0, and that of direction 1.
+    /// The senders of direction 0 and of direction 1.
     pub(super) ends: PerSide<QueuePair>,
     /// The port that the initiator asked for.
     pub(super) port: Option<u16>,
@@ -42,7 +42,7 @@ pub(super) struct Connection {
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
     waiting: Vec<(Side, Position, EventKind, Vec<Broken>)>,
-    /// What identifies the messages of the CM so far.
+    /// The identifiers in the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
     directions: PerSide<DirectionState>,
@@ -57,7 +57,7 @@ pub(super) struct QueuePair {
     pub(super) number: Option<u32>,
 }
 
-/// What a connection carries.
+/// The protocol that a connection carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Upper {
     Undecided,

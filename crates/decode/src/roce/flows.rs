@@ -54,7 +54,7 @@ struct FlowKey {
 #[derive(Debug, Default)]
 struct Loose {
     packets: Vec<(Packet, Position)>,
-    /// The PSN of the first request, and the one after the last.
+    /// The PSN of the first request, and the PSN after the last.
     requests: Option<(Psn, Psn)>,
     /// The PSN of the last response.
     response: Option<Psn>,

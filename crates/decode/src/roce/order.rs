@@ -33,7 +33,8 @@ pub(super) struct Requests {
     slack: i64,
     /// The index after the last packet that the peer has acknowledged.
     acknowledged: i64,
-    /// The first index and the one after the last of the packets that were given up last.
+    /// The range of indices of the packets that were most recently given up: the first, and the index after the
+    /// last.
     given_up: (i64, i64),
     held: BTreeMap<i64, Held>,
     held_bytes: usize,
@@ -177,8 +178,8 @@ impl Requests {
         let Some((&at, _)) = self.held.first_key_value() else {
             return false;
         };
-        // Either the peer has acknowledged the packets that are missing in this direction, or the
-        // packets that wait answer those that are missing in the other one.
+        // Either the peer has acknowledged packets that are missing in this direction, or the waiting packets
+        // answer packets that are missing in the other direction.
         let lost = at <= self.reach() || self.acknowledged > self.reach();
         (lost && self.waited > LATE_PACKETS)
             || self.waited > UNACKNOWLEDGED_PACKETS

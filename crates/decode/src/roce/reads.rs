@@ -1,7 +1,7 @@
 //! Reads of one direction that wait for their response, which may come in pieces.
 //!
-//! A requester that lacks a packet of a response asks again from there on, so packets of a response
-//! can come twice, and the last one before others.
+//! A requester that lacks a packet of a response asks again from that packet on, so packets of a response can
+//! arrive twice, and the last packet before others.
 
 use std::collections::VecDeque;
 
@@ -35,10 +35,10 @@ pub(super) struct Reads {
     list: VecDeque<Read>,
 }
 
-/// What a packet of a response is.
+/// The role of a packet in a response.
 #[derive(Debug)]
 pub(super) enum Response {
-    /// A packet of a response that goes on.
+    /// A packet of a response that continues.
     Continues,
     /// The packet that completes a response.
     Completes(Read),
@@ -51,7 +51,7 @@ pub(super) enum Response {
 const MAX_READS: usize = 256;
 /// Packets of the connection for which the missing packets of a response may be late.
 const LATE_PACKETS: u32 = 64;
-/// The same if the requester has asked for them again. The responder may have other responses to
+/// The same number, if the requester has asked for the packets again. The responder may have other responses to
 /// send first.
 const ASKED_AGAIN_PACKETS: u32 = 4096;
 

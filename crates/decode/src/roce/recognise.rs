@@ -1,4 +1,4 @@
-//! Decides whether a Send is a message of SMB Direct, where nothing else says so.
+//! Decides by its content alone whether a Send is a message of SMB Direct.
 //!
 //! The fields of a message depend on each other and on its length, so other protocols are not
 //! mistaken for it.

@@ -41,7 +41,7 @@ impl Connection {
         let this = &self.streams[side];
         let at = this.offset(segment.head.sequence.wrapping_add(1));
         if self.ended || self.reset.is_some() {
-            // Without data, the same number may be that of another try.
+            // Without data, the same number may belong to another attempt.
             return if this.first == Some(at) && self.has_data {
                 Another::Stray
             } else {

@@ -64,17 +64,17 @@ pub(super) struct Held {
 /// Number of packets by which a packet may be late in the file, because two processors or network
 /// cards can put packets into the wrong order.
 pub(crate) const LATE_PACKETS: u64 = 64;
-/// The largest receive window. One of more bytes is counted as this, so that fewer sequence numbers
-/// are taken for those of the connection.
+/// The largest receive window. A larger segment counts as one of this size, so that fewer sequence numbers are
+/// taken for numbers of the connection.
 pub(super) const MAX_WINDOW: i64 = 64 << 20;
 /// Most bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
 /// Most packets that wait after a gap in one direction.
 const MAX_HELD_PACKETS: usize = 4096;
-/// Most offsets where a direction may end. All but one are those of stray packets.
+/// Most offsets where a direction may end. All but one belong to stray packets.
 const MAX_ENDS: usize = 4;
-/// Packets of the peer after which bytes without room for them are those of a stray packet. At the
-/// end of a capture, more packets of such bytes than this are believed.
+/// Number of packets of the peer after which bytes that still have no room are judged to be a stray packet. At
+/// the end of a capture, more packets of such bytes than this are believed.
 const STRAY_PACKETS: u64 = 16;
 
 impl Reassembly {
@@ -152,8 +152,8 @@ impl Reassembly {
         Some(number)
     }
 
-    /// Returns whether everything that a packet of the other direction acknowledges has been
-    /// reported. What the capture lacks completely does not count.
+    /// Returns whether everything that a packet of the other direction acknowledges has been reported. Bytes that
+    /// the capture lacks completely do not count.
     pub(super) fn has_told(&self, acknowledged: Option<u32>) -> bool {
         match (self.base, acknowledged) {
             (Some(_), Some(acknowledged)) if self.seen > 0 => {
@@ -174,7 +174,7 @@ impl Reassembly {
         }
     }
 
-    /// Returns the FIN if the direction has come to its end.
+    /// Returns the FIN if the direction has ended.
     pub(super) fn at_end(&mut self) -> Option<Fin> {
         self.ends = self.ends.split_off(&self.next);
         let fin = self.ends.get(&self.next)?;

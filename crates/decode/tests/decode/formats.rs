@@ -71,7 +71,7 @@ impl Order {
 const LITTLE: Order = Order { is_big: false };
 const BIG: Order = Order { is_big: true };
 
-/// Where options are.
+/// The position of the options.
 #[derive(Clone, Copy, Debug)]
 enum Of {
     Section,
@@ -129,7 +129,7 @@ fn options_that_nobody_needs_are_passed_over() {
                 let done = decode(&file).succeeded();
                 assert_eq!(said(&done), expected, "{name} of {of:?}");
                 let seconds = events(&done, "message")[0]["seconds"].as_f64().unwrap();
-                // What is after a damaged option may be an option.
+                // The bytes after a damaged option may be an option.
                 let is_unclear = tail.len() == 12 && name.contains("option");
                 assert!(
                     is_unclear || (seconds - 0.003).abs() < 1e-9,
@@ -202,13 +202,13 @@ fn every_packet_may_have_its_own_interface_section_and_kind() {
         files[0].extend(order.section(&[]));
         files[0].extend(order.interface(&[]));
         files[0].extend(order.packet(0, time, frame, &[]));
-        // Two clocks by turns.
+        // Packets with timestamps of two clocks, alternately.
         let nanoseconds = index % 2 == 1;
         let clock = LITTLE.option(9, &[if nanoseconds { 9 } else { 6 }]);
         files[1].extend(LITTLE.interface(&clock));
         let time = if nanoseconds { time * 1000 } else { time };
         files[1].extend(LITTLE.packet(index as u32, time, frame, &[]));
-        // The old kind of block, with a number of lost packets after that of the interface.
+        // The old kind of block, with a number of lost packets after the number of the interface.
         let mut old = LITTLE.packet(5 << 16, 1000 * index as u32, frame, &[]);
         old[..4].copy_from_slice(&LITTLE.word(2));
         files[2].extend(old);

@@ -17,7 +17,7 @@ use smbdirect_test::{
     talk::{self, Talk},
 };
 
-/// What was decoded of a capture, and why its rest was not.
+/// The decoded part of a capture, and the reason why the rest was not decoded.
 #[derive(Debug)]
 struct Done {
     lines: Vec<Value>,

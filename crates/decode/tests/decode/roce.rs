@@ -97,7 +97,7 @@ fn a_connection_is_read_on_every_link() {
     assert_eq!(said(&done), expected, "IPv6");
     let packets = events(&done, "packet");
     assert!(packets.iter().all(|packet| packet["icrc"] == true));
-    // RoCEv1 is the same without UDP, behind a header like that of IPv6.
+    // RoCEv1 has the same packets, after a header like IPv6's instead of IP and UDP.
     let mut v1 = six.frames.clone();
     for frame in &mut v1 {
         frame.drain(54..62);

@@ -145,7 +145,7 @@ fn late_packets_are_of_the_same_connection() {
             .flat_map(|p| [p.clone(), p.clone()])
             .collect();
     });
-    // A RST is told when no packet from before it can come, or at the end.
+    // A RST is reported when no packet that was sent before it can follow, or at the end.
     check("other connections after it", &reset, &|packets| {
         let mut other = packets[0].clone();
         for number in 0..200_u32 {
@@ -171,8 +171,8 @@ fn a_reset_ends_the_stream() {
     assert!(closed.iter().all(|line| line["reset"] == true));
 }
 
-/// Another connection between the same ends, also without a part of its handshake, and also if the
-/// capture lacks the end of the one before.
+/// Another connection between the same ends, also without a part of its handshake, and also if the capture lacks
+/// the end of the earlier connection.
 #[test]
 fn another_connection_is_another_stream() {
     let first = conversation();

@@ -231,7 +231,7 @@ impl Header {
 
     /// Returns whether an answer is an interim answer, after which the final answer follows ([MS-SMB2]
     /// 3.2.5.1.5). Its flag SMB2_FLAGS_ASYNC_COMMAND is not required: no request ends with STATUS_PENDING, so the
-    /// status alone tells it with certainty, and the connection of a server that omits the flag lives on.
+    /// status alone decides it with certainty, and the connection of a server that omits the flag continues.
     pub const fn is_interim(&self) -> bool {
         self.status == STATUS_PENDING
     }

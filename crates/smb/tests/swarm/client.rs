@@ -23,7 +23,7 @@ pub(crate) const FILES: u8 = 3;
 pub(crate) struct Client {
     /// Its READs and WRITEs may have a channel.
     pub(crate) rdma: bool,
-    /// Whether its messages are what it says they are, so that answers are checked as well.
+    /// Whether the client is not hostile, so that answers to it are checked as well.
     pub(crate) honest: bool,
     next_message_id: u64,
     /// Requests that have not had their final answer.
@@ -38,7 +38,7 @@ pub(crate) struct Operation {
     pub(crate) channel: u32,
     pub(crate) length: u32,
     pub(crate) descriptors: Vec<BufferDescriptorV1>,
-    /// What its memory had in it when it was asked.
+    /// The content of the client's memory at the time of the request.
     before: Vec<u8>,
 }
 
@@ -194,7 +194,7 @@ impl Client {
                 tokens.extend(operation.descriptors.first().map(|first| first.token));
             }
             match operation.channel {
-                // A client without RDMA looks for no data but that in the message.
+                // A client without RDMA expects its data in the message only.
                 0 => assert!(!is_honest || remaining(element) == 0),
                 _ => operation.check(element, memory, totals),
             }
@@ -209,7 +209,7 @@ impl Client {
             }
             memory.release(&operation.descriptors);
         }
-        // A message carries one token: that of the final answer in it.
+        // A message carries one token, which the final answer in it invalidates.
         assert!(tokens.len() <= 1, "{tokens:x?} in one message");
         assert_eq!(sent.invalidate, tokens.first().copied());
     }
@@ -229,7 +229,7 @@ impl Operation {
     fn check(&self, element: &[u8], memory: &Memory, totals: &mut Totals) {
         let after = memory.content(&self.descriptors);
         let placed = if is_read_with_data(element) {
-            // A client that asks for RDMA looks for the data nowhere else.
+            // A client that asks for RDMA expects the data in its memory only.
             assert_eq!(u32_at(element, 68), 0, "data in the message");
             let placed = u32_at(element, 72);
             assert!(placed <= self.length);
@@ -238,7 +238,7 @@ impl Operation {
             0
         };
         totals.placed += placed;
-        // That the first bytes are those of the file is checked with the meaning of the answer.
+        // The check of the answer's meaning also compares the first bytes with the file.
         assert_eq!(after[placed..], self.before[placed..]);
     }
 }

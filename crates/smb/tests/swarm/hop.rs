@@ -60,7 +60,7 @@ impl Hop {
         }
     }
 
-    /// Takes a request, and returns the parts of what goes on.
+    /// Takes a request, and returns the parts of the request to forward.
     pub(crate) fn request(
         &mut self,
         bytes: Vec<u8>,

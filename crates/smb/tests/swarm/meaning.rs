@@ -1,5 +1,5 @@
-//! What messages mean, whichever way their data goes: a second translation, by offsets, against
-//! which that of the gateway is compared.
+//! The meaning of messages, independent of the way in which their data moves: a second translation, by offsets,
+//! with which the gateway's translation is compared.
 
 use std::ops::Range;
 
@@ -58,7 +58,7 @@ pub(crate) fn channel(element: &[u8]) -> Option<(u32, u32, Vec<BufferDescriptorV
     Some((channel, u32_at(element, length), descriptors.collect()))
 }
 
-/// The message that says the same without RDMA; itself, if it has no channel.
+/// The message with the same meaning without RDMA; a message without a channel is returned unchanged.
 pub(crate) fn plain_request(message: &[u8], memory: &Memory) -> Result<Vec<u8>, AccessFault> {
     let Some(places) = elements(message) else {
         return Ok(message.to_vec());
@@ -97,8 +97,8 @@ pub(crate) fn plain_request(message: &[u8], memory: &Memory) -> Result<Vec<u8>, 
     Ok(plain)
 }
 
-/// What a message to the server asks for: of each element all that matters, whichever way it says
-/// so. Messages that mean the same may differ in padding and in fields without a meaning.
+/// The meaning of a message to the server: all that matters of each element, independent of its encoding.
+/// Messages that mean the same may differ in padding and in fields without a meaning.
 pub(crate) fn request_meaning(message: &[u8], memory: &Memory) -> Result<Vec<u8>, AccessFault> {
     let plain = plain_request(message, memory)?;
     let Some(places) = elements(&plain) else {
@@ -140,8 +140,8 @@ pub(crate) fn is_read_with_data(element: &[u8]) -> bool {
         && u16_at(element, 64) == 17
 }
 
-/// What each element of an answer says. The data of a READ comes from the message, or from memory
-/// that `described` knows.
+/// The meaning of each element of an answer. The data of a READ comes from the message, or from memory that
+/// `described` contains.
 pub(crate) fn answer_meanings(
     message: &[u8],
     memory: &Memory,

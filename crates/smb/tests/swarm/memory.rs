@@ -18,7 +18,7 @@ struct Region {
     valid: bool,
 }
 
-/// What an RDMA adapter answers to an access that is not allowed.
+/// The answer of an RDMA adapter to an access that is not allowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AccessFault;
 

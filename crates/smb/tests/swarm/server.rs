@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) rdma: bool,
-    /// It answers requests together that came in different messages.
+    /// It answers requests of different messages together.
     mixes: bool,
     pub(crate) files: Vec<Vec<u8>>,
     /// Messages of which elements wait for their answer.
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// Says something, if there is anything to say.
+    /// Sends an answer, if one is due.
     pub(crate) fn says(
         &mut self,
         random: &mut Rng,

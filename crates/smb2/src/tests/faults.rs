@@ -65,7 +65,7 @@ impl Request {
     }
 }
 
-/// A server that does what the test says.
+/// A server that is controlled by the test.
 struct Peer {
     connection: Connection,
     requests: VecDeque<Request>,
@@ -313,8 +313,8 @@ enum GivingUp {
     FileDropped,
 }
 
-/// Memory of a request that is with the server is registered until the answer, and the session goes on. CLOSE is sent
-/// after it.
+/// The memory of a request that the server has received stays registered until the answer, and the session
+/// continues. CLOSE is sent after it.
 #[tokio::test]
 async fn a_request_that_is_given_up_keeps_its_memory_until_it_is_answered() {
     use GivingUp::{Closed, Dropped, FileDropped, TimedOut};
@@ -376,7 +376,7 @@ async fn give_up(direction: Direction, giving_up: GivingUp, by_messages: bool) {
     assert_eq!(connection.error(), None);
 }
 
-/// The registration of memory ends with the answer, also if nobody waits for it.
+/// The registration of memory ends with the answer, also if no caller waits for it.
 #[tokio::test]
 async fn memory_of_a_dropped_request_goes_with_the_answer() {
     let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;

@@ -39,18 +39,18 @@ pub(super) const FILE: FileId = FileId {
 /// Bytes of the server's file: several requests by message, and by RDMA one.
 pub(super) const LENGTH: usize = 700_001;
 
-/// What the server does with an RDMA channel.
+/// The behaviour of the server with an RDMA channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behaviour {
     Takes,
     Refuses,
     /// As Samba does: it never looks at the channel.
     Ignores,
-    /// It requires signing of this session, which NEGOTIATE does not say.
+    /// It requires signing of this session, although NEGOTIATE did not announce it.
     DeniesUnsigned,
 }
 
-/// What the server requires for the security of messages.
+/// The security of messages that the server requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Security {
     Nothing,
@@ -223,7 +223,7 @@ impl Server {
                 capabilities: ShareCapabilities::new(0),
                 maximal_access: u32::MAX,
             }),
-            // A name that is not well-formed UTF-16 is another than the one that is shown.
+            // A name that is not well-formed UTF-16 differs from the name that is shown.
             Command::Create if is_named(request, &[0x61, 0xfffd, 0x62]) => {
                 return error(NtStatus::OBJECT_NAME_NOT_FOUND);
             }
@@ -366,7 +366,7 @@ pub(super) fn is_named(request: &[u8], name: &[u16]) -> bool {
     request[120..][..length].iter().copied().eq(name)
 }
 
-/// Returns a batch of a directory in which two names look the same, and another has one that is not well-formed.
+/// Returns a batch of directory entries: two names look the same, and one name is not well-formed UTF-16.
 pub(super) fn directory_response() -> Vec<u8> {
     let names = [&[0x2e][..], LONE, &[0xd801, 0x32], &[0xd802, 0x32], &[0x7a]];
     let entries = names

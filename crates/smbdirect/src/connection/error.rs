@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{engine::Violation, rdma::work::ProviderErrorKind};
 
-    /// A printer of the whole chain prints each cause once.
+    /// Code that prints the whole chain of sources prints each cause once.
     #[test]
     fn connect_error_displays_its_cause_and_is_no_link_of_the_chain() {
         let provider = ProviderError::new(ProviderErrorKind::Refused, "connection refused");

@@ -15,8 +15,8 @@ use crate::{
     engine::{ConnectionError, TransferFault},
 };
 
-/// A future that resolves when a message is reported as sent; [`Connection::send`](super::Connection::send) says when
-/// that is, and [`Connection`](super::Connection) what is promised from then on.
+/// A future that resolves when a message is reported as sent; [`Connection::send`](super::Connection::send)
+/// defines when that happens, and [`Connection`](super::Connection) defines what is guaranteed from then on.
 ///
 /// # Cancel safety
 /// Dropping the future does not recall the message.

@@ -32,7 +32,7 @@ impl Source for Shared {
 }
 
 impl State {
-    /// Reports why the connection ended, which [`closed`](Self::closed) says.
+    /// Reports the reason in [`closed`](Self::closed) for which the connection ended.
     #[cold]
     pub(super) fn report_end(&self) {
         if let (Some(_), Some(error)) = (self.metered.id, &self.closed) {

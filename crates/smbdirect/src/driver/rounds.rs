@@ -10,7 +10,7 @@ use crate::rdma::work::{Completion, Room, WorkRequest};
 
 /// Completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
-/// Rounds of reading before a deadline is judged. Each reads 256 KiB at least, if there is so much, and
+/// Rounds of reading before a deadline is judged. Each reads at least 256 KiB, if that much has arrived, and
 /// together they read more than the largest receive buffer of a socket on Linux by default, 6 MiB.
 const READS_BEFORE_DEADLINE: usize = 32;
 /// Rounds of one drive, after which other tasks run.
@@ -32,7 +32,7 @@ impl State {
         }
     }
 
-    /// Runs the engine and the queue pair, in a caller. What is left to do then is done by the driver task.
+    /// Runs the engine and the queue pair, in a caller. The driver task does the work that is left after that.
     pub(super) fn drive(&mut self, now: Instant) {
         // The driver task has taken all earlier completions, or it is woken and will take them.
         self.drive_unless(true, now);
@@ -104,7 +104,8 @@ impl State {
         self.take_rare_events();
     }
 
-    /// Takes what can be read, whether or not the runtime has seen it yet, and returns whether that is all.
+    /// Takes all bytes that can be read, also those that the runtime has not noticed yet. Returns whether nothing
+    /// is left to read.
     pub(super) fn take_readable(&mut self, now: Instant) -> bool {
         let waker = self.task_waker.clone();
         let context = &mut Context::from_waker(&waker);
@@ -121,8 +122,8 @@ impl State {
         false
     }
 
-    /// Takes what can be read, and does the work that it causes, before a caller judges a deadline. Returns
-    /// whether that was all.
+    /// Takes all bytes that can be read, and does the work that they cause, before a caller judges a deadline.
+    /// Returns whether nothing is left to read.
     pub(crate) fn catch_up(&mut self) -> bool {
         let now = now();
         let all_read = self.take_readable(now);

@@ -23,7 +23,7 @@ use tokio::{
 
 use super::clock::now;
 
-/// What is submitted this soon after a flush is part of a burst, and left to the driver task.
+/// Work that is submitted this soon after a flush is part of a burst, and the driver task flushes it.
 const BURST: Duration = Duration::from_micros(20);
 /// Longest time for which a burst is left to the driver task, which callers that never pause keep from running. The
 /// clock is read once for [`CLOCK_INTERVAL`] messages.
@@ -61,7 +61,7 @@ const EXTENSION_BYTES: u64 = 4 * 1024;
 /// Consecutive useless times of polling after which these do not become rarer: one of 64 opportunities is used.
 const MAX_USELESS: u32 = 6;
 
-/// Who flushes what was submitted.
+/// The task that flushes submitted work: the caller or the driver task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flush {
     /// The caller, now. `in_burst` is true if the driver task has not run since the burst began.
@@ -72,7 +72,7 @@ pub(super) enum Flush {
     WokenTask,
 }
 
-/// What the three decisions know of a connection.
+/// The state of a connection on which the three decisions depend.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// When work was last flushed, or `None` if the next message is flushed immediately: nothing was flushed, or a
@@ -118,7 +118,8 @@ impl Schedule {
 
     // When a submitted message is flushed
 
-    /// Decides who flushes `count` messages, reads and writes of `bytes` bytes in total, which were just submitted.
+    /// Decides whether the caller or the driver task flushes `count` messages, reads and writes of `bytes` bytes
+    /// in total, which were just submitted.
     pub(super) fn submit(&mut self, count: usize, bytes: usize) -> Flush {
         let (before, queued) = self.burst;
         self.burst = (before + count, queued + bytes);
@@ -204,7 +205,7 @@ impl Schedule {
         self.messages.is_over() || self.reads.is_over()
     }
 
-    /// Returns whether the connection goes on only in its turn.
+    /// Returns whether the connection must wait for its turn before it continues.
     #[inline]
     pub(super) fn takes_turns(&self) -> bool {
         self.has_more && self.shares_thread()
@@ -511,7 +512,7 @@ mod tests {
         assert_eq!(alone.begin_poll(false), None, "no request has come");
     }
 
-    /// Moves so many short polls that the connection counts as one with requests.
+    /// Runs enough short polls for the connection to count as one that exchanges requests.
     fn requests(schedule: &mut Schedule) {
         for _ in 0..SHORT_POLLS_OF_REQUESTS {
             schedule.end_poll(true, schedule.moved + 1);
@@ -551,7 +552,7 @@ mod tests {
         assert!(!first.takes_turns(), "everything is done");
     }
 
-    /// Threads of one runtime run side by side, and nobody waits for a turn.
+    /// Threads of one runtime run concurrently, and no connection waits for a turn.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn connections_of_a_runtime_with_threads_take_no_turns() {
         let [mut first, mut second] = [schedule(), schedule()];

@@ -142,7 +142,7 @@ impl State {
         let (mut sent, mut length) = (0, 0);
         let all = messages.len();
         let result = messages.iter_mut().try_for_each(|place| {
-            // Messages are sent in order: the waiter of the last one stands for all.
+            // Messages are sent in order: when the waiter of the last one completes, all have been sent.
             let id = if sent + 1 == all {
                 MessageId(index as u64)
             } else {

@@ -24,7 +24,7 @@ pub(crate) struct Driver {
     in_poll: bool,
 }
 
-/// What the task does after a poll.
+/// The action of the task after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// Waits until something wakes it.

@@ -296,7 +296,7 @@ fn a_dropped_future_leaves_no_waker() {
     assert_eq!(Arc::strong_count(&count), 1);
 }
 
-/// An earlier poll that has taken as much as one poll may does not keep a busy-poll from taking a message.
+/// A busy-poll takes a message even if an earlier poll has taken as much as one poll may.
 #[test]
 fn busy_poll_is_a_poll_of_its_own() {
     let (shared, lists) = established();
@@ -350,8 +350,8 @@ fn busy_poll_polls_only_if_something_may_have_completed() {
     }
 }
 
-/// A sender does not poll for completions if the queue pair reports that there are none, because an empty
-/// poll takes as long as sending a message. It takes those that there are.
+/// A sender does not poll for completions if the queue pair reports that there are none, because an empty poll
+/// takes as long as sending a message. It takes all completions that are available.
 #[test]
 fn sender_polls_only_if_something_may_have_completed() {
     let (shared, lists) = established();
@@ -379,7 +379,7 @@ fn sender_polls_only_if_something_may_have_completed() {
 }
 
 /// A sender that never pauses keeps the driver task from running, and takes completions itself. The clock is
-/// paused, so that a slow machine is no pause.
+/// paused, so that a slow machine does not count as a pause.
 #[tokio::test(start_paused = true)]
 async fn sender_that_never_pauses_takes_completions() {
     let (shared, lists) = established();

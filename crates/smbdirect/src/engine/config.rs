@@ -18,8 +18,8 @@ use thiserror::Error;
 /// # Ok::<(), smbdirect::ConfigError>(())
 /// ```
 ///
-/// A stall of this process ends no connection: whatever has arrived is read before a timeout counts, and after a
-/// stall the peer gets a second more, three times at most.
+/// A stall of this process ends no connection: everything that has arrived is read before a timeout counts, and
+/// after a stall the peer gets one more second, at most three times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// SendCreditTarget: number of send credits to request from the peer; at least 1.

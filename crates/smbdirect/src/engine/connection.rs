@@ -219,8 +219,8 @@ impl Connection {
             .report(self.send_credits, self.config.send_credit_target)
     }
 
-    /// Returns the traffic counters and the amount of outstanding work. They do not include the time
-    /// of a [credit stall](Self::credit_stall) that goes on.
+    /// Returns the traffic counters and the amount of outstanding work. They do not include the time of a [credit
+    /// stall](Self::credit_stall) that has not ended.
     pub const fn statistics(&self) -> Statistics {
         self.statistics
     }

@@ -235,8 +235,8 @@ impl ConnectionError {
     }
 }
 
-// These are not `#[from]`, which would also make them the `source`: the text of a variant contains
-// that of its cause, and a printer of the whole chain would show the cause twice.
+// These are not `#[from]`, which would also make them the `source`: the text of a variant contains that of its
+// cause, and code that prints the whole chain of sources would print the cause twice.
 impl From<Violation> for ConnectionError {
     fn from(violation: Violation) -> Self {
         Self::Violation(violation)

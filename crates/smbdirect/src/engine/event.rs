@@ -51,8 +51,8 @@ pub enum Event {
     },
     /// The peer answered the keepalive.
     KeepaliveAnswered,
-    /// The connection has ended; only `TransferDone` events can follow. The owner disconnects the
-    /// queue pair as [`teardown`](crate::engine::Connection::teardown) says.
+    /// The connection has ended; only `TransferDone` events can follow. The owner disconnects the queue pair in
+    /// the way that [`teardown`](crate::engine::Connection::teardown) returns.
     Closed(ConnectionError),
 }
 

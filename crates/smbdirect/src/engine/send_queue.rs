@@ -22,7 +22,7 @@ use crate::{rdma::work::Token, wire::DataTransfer};
 #[derive(Clone, Debug, Default)]
 pub(super) struct SendQueue {
     messages: VecDeque<Queued>,
-    /// Set if the length of segments follows that of packets.
+    /// Set if segments are as long as one or more whole packets.
     packets: Option<Packets>,
 }
 
@@ -91,7 +91,7 @@ impl SendQueue {
         self.messages.front().map(|head| head.sequence)
     }
 
-    /// Lets the length of segments follow that of packets of `packet_bytes`, for messages of at most
+    /// Makes segments as long as one or more whole packets of `packet_bytes`, for messages of at most
     /// `max_payload` bytes of payload.
     pub(super) fn fit_packets(&mut self, packet_bytes: Option<NonZeroU32>, max_payload: usize) {
         let header = DataTransfer::PAYLOAD_OFFSET as usize;

@@ -19,7 +19,7 @@ pub struct ConnectionSnapshot {
     pub remote_address: SocketAddr,
     /// Time since the negotiation was complete.
     pub age: Duration,
-    /// What was negotiated.
+    /// The negotiated limits.
     pub negotiated: Negotiated,
     /// Credits of both directions.
     pub credits: Credits,

@@ -46,7 +46,7 @@ impl DataTransfer {
     /// overlap the header (offsets 0, 8 and 16), as the specification allows.
     ///
     /// # Errors
-    /// The first of the three checks of 3.1.5.8 on a single message that fails.
+    /// The first check that fails, of the three checks of 3.1.5.8 on a single message.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         Self::decode_head(bytes, bytes.len())
     }

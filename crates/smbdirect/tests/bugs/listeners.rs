@@ -159,7 +159,7 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
     }
     assert_eq!(connections.len() + refused, PEERS);
     assert!(refused > 0, "the backlog holds them all");
-    // Connections are accepted in another order than that of the clients, and stay open.
+    // Connections are accepted in another order than the clients connected in, and stay open.
     let mut servers = Vec::new();
     for _ in &connections {
         servers.push(within(listener.accept()).await.unwrap());

@@ -269,9 +269,8 @@ async fn outstanding_reads(
 
 //= SMBD-6-02 test
 //= EST-13 test
-/// Expected: an initiator respects the depths in a Reply too. Linux gives them from its own point
-/// of view and the specification from that of the initiator, which cannot be distinguished, so the
-/// smaller number applies.
+/// Expected: an initiator respects the depths in a Reply too. Linux gives them from its own point of view and the
+/// specification from the initiator's. The two cannot be distinguished, so the smaller number applies.
 #[tokio::test]
 async fn bug_20_read_depths_in_a_reply() {
     for (private_data, reads) in [

@@ -39,7 +39,7 @@ use super::{
 const PATH_MTU: usize = 4096;
 /// The queue pair of the CM.
 const GENERAL_SERVICES_QUEUE_PAIR: u32 = 1;
-/// The time between two looks at the timers of the endpoint.
+/// The time between two checks of the endpoint's timers.
 const TICK: Duration = Duration::from_millis(2);
 
 /// A scripted peer: the endpoint of this library, with a socket that only the test reads.
@@ -313,7 +313,7 @@ async fn each_violation_ends_only_its_connection() {
     }
 }
 
-/// What a descriptor tells an attacker.
+/// The fields of a descriptor that an attacker learns.
 struct MemoryPlace {
     token: u32,
     offset: u64,
@@ -390,8 +390,8 @@ async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
     scene.assert_others_live().await;
     let grown = resident().saturating_sub(before);
     assert!(grown < 24 << 20, "{grown} bytes");
-    // Neither an acknowledgement nor a credit arrives. Which is missed first depends on the time that the
-    // data took.
+    // Neither an acknowledgement nor a credit arrives. Which of them is detected first depends on the time that
+    // the data took.
     let reason = within(scene.victim.closed()).await.to_string();
     let expected = ["acknowledge", "Send Credit Grant Timer"];
     assert!(
@@ -470,7 +470,7 @@ async fn replayed_reordered_and_truncated_packets_have_no_effect() {
         scene.peer.pump();
     }
     scene.assert_others_live().await;
-    // The connection goes on where it was, and nothing arrived twice.
+    // The connection continues where it was interrupted, and nothing arrived twice.
     scene.peer.await_credits(1).await;
     scene.peer.transfer(segment(4, 0), b"last");
     scene.peer.flush().await;
@@ -478,8 +478,8 @@ async fn replayed_reordered_and_truncated_packets_have_no_effect() {
     assert_eq!(message, "last");
 }
 
-/// An attacker on another socket knows the queue pair, the PSN, a token and its address: everything but the
-/// port of the peer. Nothing that it sends has an effect.
+/// An attacker on another socket knows everything but the port of the peer: the queue pair, the PSN, and a token
+/// with its address. Nothing that it sends has an effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_from_another_socket_have_no_effect() {
     let mut scene = Scene::<RocePeer>::new(Settings::default()).await;

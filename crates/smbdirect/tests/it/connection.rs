@@ -108,7 +108,7 @@ over_every_provider! {
     wire_bytes_are_payloads_with_headers
 }
 
-/// What one end sends the other receives.
+/// Each end counts as received the bytes that the other end counts as sent.
 async fn wire_bytes_are_payloads_with_headers(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
     within(client.send(bytes(100_000)).unwrap()).await.unwrap();
@@ -332,7 +332,7 @@ async fn ready_resolves_on_credits_without_a_message(provider: Arc<dyn Provider>
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
     let mut sent = 0;
     for _ in 0..3 {
-        // Send until the other end holds as much as it accepts.
+        // Send until the other end accepts nothing more.
         for _ in 0..10 {
             while let Ok(sending) = client.try_send(bytes(8000)) {
                 drop(sending);

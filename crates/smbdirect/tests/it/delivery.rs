@@ -1,4 +1,5 @@
-//! What was reported as sent is delivered: after the handles are dropped, and after the runtime or the process ends.
+//! A message that was reported as sent is delivered: after the handles are dropped, and after the runtime or the
+//! process ends.
 
 use std::{
     env,
@@ -343,7 +344,7 @@ fn an_abort_discards_what_has_not_left() {
     );
 }
 
-/// This end gives up waiting for credits. What was reported as sent before still arrives.
+/// This end gives up waiting for credits. A message that was reported as sent before that still arrives.
 #[test]
 fn messages_reported_as_sent_survive_the_credit_timer() {
     for provide in PROVIDERS {

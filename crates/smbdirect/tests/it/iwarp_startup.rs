@@ -198,7 +198,7 @@ struct Active {
     says: &'static [u8],
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// What holds then: whether CRCs are on, the ready-to-receive frame, the Reads that may be
+    /// The outcome of a startup: whether CRCs are on, the ready-to-receive frame, the Reads that may be
     /// outstanding, and what the upper layer learns.
     agreed: bool,
     ready: Option<Rtr>,
@@ -538,7 +538,7 @@ struct Passive {
     what: &'static str,
     crc: MpaCrc,
     request: Vec<u8>,
-    /// What the upper layer learns, and its answer.
+    /// The private data and limits that the upper layer learns, and its answer.
     told: &'static [u8],
     says: &'static [u8],
     reply: Vec<u8>,

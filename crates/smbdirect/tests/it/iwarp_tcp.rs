@@ -1,6 +1,6 @@
 //! The iWARP provider on 127.0.0.1, against itself and against hand-made peers.
 
-// What the last test uses, which is for Linux only.
+// Allows the imports and helpers that only the last test uses, because it runs on Linux only.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
 
 use std::{
@@ -854,7 +854,8 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
     use FpduAlignment::{Off as Unaligned, Runs, Single};
     use MpaCrc::{Auto, Off, On};
     const AUTO: FpduAlignment = FpduAlignment::Auto;
-    // An FPDU that fits a segment. Without the segment size of the connection, that of Ethernet counts.
+    // An FPDU that fits a segment. If the segment size of the connection is unknown, the segment size of Ethernet
+    // applies.
     let fitting = if cfg!(unix) {
         30_000..=65_483
     } else {

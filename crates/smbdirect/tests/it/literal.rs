@@ -500,7 +500,8 @@ fn wordings() -> impl Iterator<Item = [Wording; 2]> {
     Wording::BOTH.into_iter().flat_map(with)
 }
 
-/// Returns an end of the engine, as `who`, and an end of the literal text, each by its wording.
+/// Returns an end that runs the engine, in the role `who`, and an end that runs the literal text. Each has the
+/// wording of its argument.
 fn ours_and_a_literal_one(
     who: Who,
     [our_wording, wording]: [Wording; 2],

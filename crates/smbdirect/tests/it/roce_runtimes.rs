@@ -1,5 +1,5 @@
 //! A RoCE provider that several runtimes use: runtimes that end, that are not driven, and whose clocks are
-//! paused. What holds for RoCE is tried with iWARP and loopback too, where it can be.
+//! paused. The tests for RoCE also run with iWARP and loopback where that is possible.
 
 use std::{
     net::UdpSocket,
@@ -168,7 +168,7 @@ fn the_two_ends_of_a_connection_are_in_two_runtimes() {
         limited(&here, async { client.send("one").unwrap().await.unwrap() });
         let message = limited(&there, server.recv()).unwrap();
         assert_eq!(message.into_bytes(), "one");
-        // What is submitted when a runtime ends still arrives, and then the end of the connection.
+        // Messages that are submitted when a runtime ends still arrive, followed by the end of the connection.
         limited(&here, async {
             for _ in 0..6 {
                 drop(client.send("last").unwrap());

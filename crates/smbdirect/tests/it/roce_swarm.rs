@@ -477,7 +477,7 @@ impl End {
         assert_eq!(left, self.work.len());
     }
 
-    /// Checks that everything is done.
+    /// Checks that all work of this end has completed.
     fn finish(&mut self) {
         assert!(self.queue_pair.is_drained());
         assert_eq!(self.broken, None);

@@ -1,5 +1,5 @@
-//! A stall of this process ends no connection: whatever has arrived is read before a deadline is judged, and a
-//! peer that had no time to answer gets some.
+//! A stall of this process ends no connection: everything that has arrived is read before a deadline is judged,
+//! and a peer that had no time to answer gets more time.
 
 use std::{
     future::{Future, poll_fn},
@@ -244,7 +244,7 @@ fn a_close_outlives_a_stop() {
     peer.join().unwrap();
 }
 
-/// The grant is behind more data than one read takes, and than the socket holds.
+/// The grant follows more data than one read takes, and more than the socket holds.
 #[test]
 fn a_grant_behind_other_data_counts() {
     const BYTES: usize = 16 << 20;
@@ -289,7 +289,7 @@ fn a_grant_behind_other_data_counts() {
     }
 }
 
-/// A peer that always has something to say, but never what it owes, is given up nevertheless.
+/// The connection to a peer that always sends something, but never the answer that is due, ends nevertheless.
 #[test]
 fn a_peer_that_floods_is_given_up() {
     const BYTES: usize = 1 << 20;
@@ -385,7 +385,7 @@ fn child_that_is_stopped() {
             let connection = connection.await.unwrap();
             for _ in 0..2 {
                 println!("asking");
-                // The other process stops this one at about this time.
+                // The other process stops this process at about this time.
                 let since = Instant::now();
                 while since.elapsed() < STOP {
                     within(connection.keepalive()).await.unwrap();

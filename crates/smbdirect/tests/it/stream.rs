@@ -93,7 +93,7 @@ async fn frames_before_the_close_arrive_and_close_the_connection() {
     let (mut stream, server) = stream().await;
     blocking(move || {
         for number in 0..100u8 {
-            // Empty frames and keepalives of NetBIOS are no messages.
+            // Empty frames and keepalives of NetBIOS do not count as messages.
             stream.write_all(&[0x85, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             stream.write_all(&frame(&[number; 5000])).unwrap();
         }

@@ -142,8 +142,8 @@ async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
     let client = Connection::connect(&*provider, address, config)
         .await
         .unwrap();
-    // Abandoned attempts may have been accepted, and over RoCE all connections of a socket have its address.
-    // The other end of one closes without a message.
+    // Abandoned attempts may have been accepted, and over RoCE all connections of a socket have its address. The
+    // other end of one connection closes without a message.
     drop(client.send("this one"));
     let server = loop {
         let server = listener.accept().await.unwrap();

@@ -25,7 +25,7 @@ const OUTSTANDING: usize = 16;
 /// Requests that are measured.
 const REQUESTS: usize = 100;
 
-/// What moves bulk data.
+/// The kind of work that moves bulk data.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Write,
@@ -126,8 +126,8 @@ async fn requests_beside(kind: Kind, count: usize) -> (Vec<u64>, u64) {
     (each.collect(), during[REQUESTS / 2])
 }
 
-/// A request waits for a few turns of other connections, however many of them move data, and each of those moves as
-/// much as the others.
+/// A request waits for a few turns of other connections, independent of how many of them move data, and all of
+/// these move the same amount.
 #[tokio::test]
 async fn requests_wait_for_few_turns_and_turns_are_fair() {
     for kind in [Kind::Write, Kind::Read, Kind::Send] {

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::{objects::pair::Pair, protocol::DisconnectFlags};
 
-    /// Returns the numbers of endpoints and of pending listens that an address knows.
+    /// Returns the numbers of endpoints and of pending listens of an address.
     fn known(address: &Address) -> (usize, usize) {
         let state = address.shared().lock();
         (state.endpoints.len(), state.listens.len())
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(known(&remote), (2, 1));
         there.disassociate().unwrap();
         assert_eq!(known(&remote), (1, 1));
-        // The listen that is left is that of the other endpoint. Cancelling it again does not affect a later listen.
+        // The remaining listen belongs to the other endpoint. Cancelling it again does not affect a later listen.
         let weak = second.downgrade();
         let attempt = {
             let state = remote.shared().lock();

@@ -92,7 +92,7 @@ impl<C: EndpointContext> Endpoint<C> {
     ///
     /// # Errors
     /// [`DEVICE_NOT_READY`](Status::DEVICE_NOT_READY): the send buffer has no room;
-    /// [`send_possible`](Self::send_possible) waits until it has. All other errors are those of
+    /// [`send_possible`](Self::send_possible) waits until it has. All other errors are the errors of
     /// [`send`](Self::send).
     pub fn try_send(&self, buffer: impl Into<Message>, flags: SendFlags) -> Result<usize, Status> {
         let flags = flags | SendFlags::NON_BLOCKING;

@@ -453,7 +453,7 @@ impl Inbound {
         chained::lent(&self.loans)
     }
 
-    /// Wakes `waker` when a TSDU that is lent is returned, on whichever thread that happens.
+    /// Wakes `waker` when a lent TSDU is returned, on the thread that returns it.
     pub fn watch_loans(&self, waker: &Waker) {
         chained::watch(&self.loans, waker);
     }

@@ -1,4 +1,4 @@
-//! What the queries of TDI return: [`ProviderInfo`], [`ProviderStatistics`] and [`ConnectionInfo`].
+//! The results of the queries of TDI: [`ProviderInfo`], [`ProviderStatistics`] and [`ConnectionInfo`].
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},

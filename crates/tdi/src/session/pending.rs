@@ -1,8 +1,7 @@
 //! [`Requested`], [`Sending`] and [`Receiving`]: the futures of requests that are in progress.
 //!
-//! The call that returns the future submits the request; the future only waits for the completion.
-//! Dropping the future does not cancel the request, which goes on like a request without a
-//! completion routine in TDI.
+//! The call that returns the future submits the request; the future only waits for the completion. Dropping the
+//! future does not cancel the request, which continues like a request without a completion routine in TDI.
 
 use std::{
     future::Future,

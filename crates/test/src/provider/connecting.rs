@@ -69,7 +69,7 @@ pub async fn dropped_incoming_refuses(fabric: &Fabric) {
     let turn_away = async { drop(next_incoming(listener.as_mut()).await) };
     let (active, ()) = tokio::join!(fabric.connect(address), turn_away);
     let error = active.map(drop).unwrap_err();
-    // Software iWARP of Linux does not tell a refusal from a missing listener.
+    // Software iWARP of Linux does not distinguish a refusal from a missing listener.
     let kinds = [ProviderErrorKind::Rejected, ProviderErrorKind::Refused];
     assert!(kinds.contains(&error.kind), "{error:?}");
     // The listener continues.

@@ -41,7 +41,7 @@ pub struct Fabric {
     pub capabilities: Capabilities,
 }
 
-/// What a kind of RDMA can do. Kinds may differ in it.
+/// The abilities of a kind of RDMA. Kinds of RDMA may differ in this.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
     /// Whether a plain TCP connection reaches the listeners.

@@ -385,7 +385,7 @@ pub const RDMA_CM_EVENT_DISCONNECTED: c_uint = 10;
 pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_uint = 11;
 pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: c_uint = 15;
 
-/// Declares the table of functions, and how to look them up by their C names.
+/// Declares the table of functions, and the code that looks them up by their C names.
 macro_rules! functions {
     ($($library:ident { $(fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)+ })+) => {
         /// The functions of both libraries.

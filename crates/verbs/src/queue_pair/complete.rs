@@ -147,7 +147,7 @@ impl VerbsQueuePair {
         let completion = match entry.operation {
             Operation::Send { source, .. } => {
                 self.release_source(source);
-                // The completion of the last Send in a row stands for all of them.
+                // The completion of the last Send of a sequence completes all of them.
                 if let Some(Completion::Sent { .. }) = self.ready.back() {
                     self.ready.pop_back();
                 }

@@ -246,7 +246,7 @@ impl VerbsQueuePair {
         Connected {
             limits: self.limits,
             is_zero_copy: false,
-            // [`VerbsConfig::busy_poll`] says how long each poll looks for completions.
+            // [`VerbsConfig::busy_poll`] sets how long each poll looks for completions.
             poll_window: Duration::ZERO,
             queue_pair: Box::new(self),
             remote_address,

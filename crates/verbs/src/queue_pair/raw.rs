@@ -89,7 +89,7 @@ impl Qp {
                 Ok(new) => return Ok(new),
                 Err(error) => error,
             };
-            // The device may have fewer entries left than its attributes say.
+            // The device may have fewer free entries than its attributes promise.
             let (fewer_sends, fewer_receives) = (send / 2, receive / 2);
             if fewer_sends <= RESERVED_SEND_ENTRIES + 2 || fewer_receives < 4 {
                 let what = format!(

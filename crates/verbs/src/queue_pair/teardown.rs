@@ -18,7 +18,7 @@ use crate::{
 
 /// Longest time that flushed work may take to complete before the queue pair is destroyed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest time to wait for the connection manager to say why a queue pair failed.
+/// Longest time to wait for the connection manager to report why a queue pair failed.
 const FAULT_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl VerbsQueuePair {
@@ -37,7 +37,7 @@ impl VerbsQueuePair {
         }
     }
 
-    /// Waits a short time for the connection manager to say why the queue pair failed.
+    /// Waits a short time for the connection manager to report why the queue pair failed.
     pub(super) fn await_fault_report(&mut self) {
         self.set_phase(Phase::Failed, Some(FAULT_REPORT_TIMEOUT));
     }

@@ -34,7 +34,7 @@ pub(super) enum Operation {
     Bind(Token),
 }
 
-/// Where the bytes of a Send or Write are.
+/// The place of the bytes of a Send or Write.
 pub(super) enum Source {
     /// There are no bytes.
     Nothing,

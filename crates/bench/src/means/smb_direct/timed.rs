@@ -102,7 +102,7 @@ impl End {
     }
 }
 
-/// Returns whether a burst that begins now and has this length goes on.
+/// Returns whether the burst continues, given when it began and its length.
 fn until(length: Duration) -> impl Fn(u64) -> bool {
     let started = Instant::now();
     move |_| started.elapsed() < length

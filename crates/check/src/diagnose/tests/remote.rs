@@ -129,7 +129,7 @@ fn smb_direct_itself() {
         let answer = of_remote(|remote| remote.attempts[0].result = Err(fault.clone()));
         is(&answer, Outcome::DoesNot, &[expected]);
     }
-    // Without SMB behind the port it need not be ksmbd.
+    // If no SMB server answers on the port, the program need not be ksmbd.
     let answer = of_remote(|remote| {
         remote.attempts[0].result = Err(AttemptFault::Rejected("turned away".into()));
         remote.tcp = Some(Tcp::Refused);

@@ -13,7 +13,7 @@ use smbdirect_decode::{
 
 use crate::report::plural;
 
-/// Describes an event of RoCE; `None` if it is another one.
+/// Describes an event of RoCE; `None` for all other events.
 pub(super) fn words(kind: &EventKind) -> Option<String> {
     Some(match kind {
         EventKind::Cm { message, again } => {
@@ -48,7 +48,7 @@ pub(super) fn words(kind: &EventKind) -> Option<String> {
     })
 }
 
-/// Describes an event of RoCE that is no message; `None` if it is another one.
+/// Describes an event of RoCE that is not a message; `None` for all other events.
 pub(super) fn remark(kind: &EventKind) -> Option<String> {
     Some(match kind {
         EventKind::SentAgain { psn, packets } => format!(
@@ -234,7 +234,7 @@ fn only_private_data(text: &str, data: &[u8]) -> String {
 const PEER_SIGNATURE: &[u8] = b"SMBDudp";
 
 /// Shows private data up to its last byte that is not zero: its length is not transmitted. The signature of this
-/// library, which is behind zeros at the end of the field, is shown by its name.
+/// library, which follows zeros at the end of the field, is shown by its name.
 fn private_data(text: &mut String, data: &[u8]) {
     let unsigned = data
         .split_last()

@@ -48,7 +48,7 @@ fn settings_for(requested: &PeerSettings) -> Settings {
     settings
 }
 
-/// Returns what a case knows of a command: everything, with times that a busy machine prolongs.
+/// Returns the facts of a command for a case: all settings, and times that allow for a busy machine.
 fn facts(settings: &Settings, negotiation: Duration) -> PeerFacts {
     PeerFacts {
         settings: Some(settings.clone()),

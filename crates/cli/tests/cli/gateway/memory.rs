@@ -74,8 +74,8 @@ impl Bound {
     }
 }
 
-/// Waits until a number is not zero and no longer changes. A short pause that looks the same weakens a
-/// test, and does not make it fail.
+/// Waits until a number is not zero and no longer changes. If the machine only pauses for a moment, the test is
+/// weaker but does not fail.
 async fn stands_still(number: impl Fn() -> u64) -> u64 {
     let mut last = 0;
     soon(async {
@@ -215,7 +215,8 @@ async fn connections_share_the_memory_for_reads() {
             }
         });
     }
-    // A quarter of the memory is for requests: eight of these. Each connection has one or more.
+    // A quarter of the memory is for requests, which is enough for eight of these requests. Each connection has
+    // one or more.
     let number = stands_still(|| waiting.load(Relaxed) as u64).await;
     assert!((3..=8).contains(&number), "{number} READs at once");
     allow.send(true).unwrap();
@@ -256,7 +257,7 @@ async fn ten_thousand_writes_wait_for_stalled_servers() {
             assert!(server.receive().await == Some(write(id, id << 20, &data)));
         }
         client.connection().abort();
-        // What has arrived of them: each complete one has the bytes of the client.
+        // The answers that have arrived: each complete answer has the bytes of the client.
         for id in 4.. {
             match server.receive().await {
                 Some(request) => assert!(request == write(id, id << 20, &data), "{id}"),

@@ -351,12 +351,12 @@ async fn a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard()
     assert!(queries.len() > 30);
     for expression in queries {
         let result = query(&prometheus, &expression);
-        // Some show only what went wrong, and nothing did.
+        // Some figures count failures only, and nothing failed.
         let may_be_empty = expression.ends_with("> 0");
         let found = !result.as_array().unwrap().is_empty();
         assert!(found || may_be_empty, "{expression}");
     }
-    // For a look at the dashboard with real data.
+    // Shows the dashboard with real data.
     if let Ok(seconds) = env::var("SMBDIRECT_METRICS_SECONDS") {
         println!("prometheus on http://{prometheus}, metrics on http://{address}/metrics");
         sleep(Duration::from_secs(seconds.parse().unwrap())).await;

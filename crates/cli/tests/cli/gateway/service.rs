@@ -246,7 +246,7 @@ async fn a_signal_waits_for_the_answers_to_requests() {
         let mut client = End::connect(from, &gateway.address).await;
         let mut idle = End::connect(from, &gateway.address).await;
         let (mut one, mut other) = (server.accept().await, server.accept().await);
-        // A notification is no answer.
+        // A notification does not count as an answer.
         one.send(&notification()).await;
         other.send(&notification()).await;
         assert!(client.receive().await.is_some() && idle.receive().await.is_some());

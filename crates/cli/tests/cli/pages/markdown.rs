@@ -1,4 +1,4 @@
-//! What the tests of the book read in its pages.
+//! The parts of the book's pages that the tests read.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub(super) struct Block {
     pub(super) commands: String,
 }
 
-/// What the fence of a block says.
+/// The words after the fence of a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     Run,
@@ -125,7 +125,7 @@ fn comment<'a>(line: &'a str, kind: &str) -> Option<&'a str> {
     rest.strip_prefix(kind)?.strip_prefix(": ")
 }
 
-/// Returns what the fence of a shell block says, and nothing for other blocks.
+/// Returns the words after the fence of a shell block, and nothing for other blocks.
 fn mark(info: &str) -> Option<Mark> {
     let rest = info
         .strip_prefix("sh")

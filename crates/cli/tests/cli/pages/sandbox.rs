@@ -123,7 +123,7 @@ pub(super) fn run(page: &Page, long: bool) -> usize {
             format!("{}:{}:{path}", helpers.display(), program.display()),
         )
         .env("HOME", folder.path())
-        // That of the users of start-samba.
+        // The password of the users that start-samba creates.
         .env("SMBDIRECT_PASSWORD", "secret")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -143,8 +143,8 @@ impl Connection {
             Some(Recognised::NegotiateRequest | Recognised::NegotiateResponse)
         );
         if negotiates && !self.directions[side].whole {
-            // It is the first message of its direction. If the capture has earlier ones, they are
-            // those of a connection that ended.
+            // It is the first message of its direction. Earlier packets in the capture belong to a connection
+            // that has ended.
             if at > 0 && recognised == Some(Recognised::NegotiateRequest) {
                 self.smb = SmbDirect::default();
             }

@@ -29,7 +29,7 @@ fn is_over(shared: &Shared) -> bool {
     shared.with(|state| state.error().is_some())
 }
 
-/// The answer is behind more than one round of other completions.
+/// The answer follows more than one round of other completions.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_arrived_during_a_stall_counts() {
     for others in [0, 1, 1000] {

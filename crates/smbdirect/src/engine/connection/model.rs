@@ -81,7 +81,7 @@ enum Rule {
 /// A deliberate fault, and the rule that it breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
-    /// An end without credits counts one.
+    /// An end without credits believes that it has one.
     InventCredit,
     /// The message that spends the last credit is sent without its grant.
     WithholdGrant,
@@ -103,7 +103,7 @@ enum Sabotage {
     HoldFirstGrant,
     /// An end does not recognise a quiet message.
     AnswerQuietMessages,
-    /// Keepalives are answered by keepalives, as the specification says literally.
+    /// Keepalives are answered by keepalives, as the specification literally requires.
     EchoKeepalives,
     /// A keepalive is not answered.
     IgnoreKeepalives,

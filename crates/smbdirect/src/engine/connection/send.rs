@@ -308,11 +308,11 @@ impl Connection {
         }
     }
 
-    /// Handles the completion of a Send whose completion matters, as `sent` says.
+    /// Handles the completion of a Send that completes a message or ends a refusal, as `sent` records.
     pub(super) fn sent(&mut self, sent: Sent) {
         match sent {
             Sent::Message(id) if self.error().is_none() => {
-                // Only messages count as progress of a close; an answer to a keepalive does not.
+                // Only messages count as progress of a close. An answer to a keepalive does not count.
                 self.timers.stop(Timer::Close);
                 //= SMBD-3.1.4.2-04
                 if id != MessageId::UNWATCHED {

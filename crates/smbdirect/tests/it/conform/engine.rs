@@ -37,7 +37,7 @@ fn settings_for(requested: &PeerSettings) -> Settings {
     }
 }
 
-/// Returns what a case knows of the engine: everything, with exact times.
+/// Returns the facts of the engine for a case: all settings, with exact times.
 fn facts(settings: &Settings, negotiation: Duration) -> PeerFacts {
     PeerFacts {
         settings: Some(settings.clone()),

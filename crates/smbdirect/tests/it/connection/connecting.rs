@@ -139,7 +139,7 @@ async fn connecting_takes_no_longer_than_the_negotiation_timer() {
     });
     let address = silent.local_addr().unwrap();
     let connecting = Connection::connect(&provider, address, config.unwrap());
-    // The error differs from that of a peer that does not negotiate.
+    // The error differs from the error for a peer that does not negotiate.
     let error = within(connecting).await.unwrap_err();
     assert!(
         matches!(&error, ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut),

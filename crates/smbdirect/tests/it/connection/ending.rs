@@ -1,4 +1,4 @@
-//! The end of a connection, and what its futures and messages come to.
+//! The end of a connection, and the results of its futures and messages.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -117,7 +117,7 @@ async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
         .await
         .unwrap();
 
-    // The connection goes on without its runtime, or it has ended with it.
+    // The connection continues without its runtime, or it has ended together with the runtime.
     let closing = within(client.close()).await;
     let stopped = client.error().unwrap();
     match &stopped {
@@ -229,7 +229,7 @@ async fn the_last_handle_may_be_dropped_outside_the_runtime() {
     );
 }
 
-/// The destructor of a payload panics, on whatever thread the library drops it.
+/// The destructor of a payload panics, on any thread on which the library may drop it.
 #[tokio::test]
 async fn a_payload_that_panics_ends_only_its_connection() {
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));

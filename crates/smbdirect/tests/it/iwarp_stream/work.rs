@@ -113,7 +113,7 @@ fn a_long_write_is_placed_directly_until_its_memory_is_deregistered() {
 }
 
 /// After a long tagged segment, the next one is expected to be long too: a read takes its header and little more,
-/// so that the rest is placed directly. After a long message, reads take as much as there is.
+/// so that the rest is placed directly. After a long message, reads take all bytes that have arrived.
 #[test]
 fn reads_take_little_before_a_long_payload() {
     let mut stream = Stream::new(&config(false));

@@ -36,8 +36,8 @@ mod commands;
 #[path = "fabric/simulation.rs"]
 mod simulation;
 
-/// Longest time to the next happening for which [`Pair::drive`] goes on. It is longer than the
-/// delay of the first grant and shorter than every timer of the specification.
+/// [`Pair::drive`] stops if the next event is later than this. It is longer than the delay of the first grant and
+/// shorter than every timer of the specification.
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 /// Largest number of steps until a pair has to be quiet.
 const MAX_STEPS: usize = 300_000;

@@ -1,4 +1,4 @@
-//! The text of what RoCE does beside messages.
+//! The text of RoCE events other than messages.
 
 use smbdirect::rdma::roce::packet::{NakCode, Syndrome};
 use smbdirect_test::talk::{I, R, roce::Talk};

@@ -1,7 +1,8 @@
 use super::*;
 use crate::rdma::work::Teardown;
 
-/// A provider flushes the Sends that were posted when its connection ends. Nobody knows whether the peer has them.
+/// A provider flushes the Sends that were posted when its connection ends. It is unknown whether the peer has
+/// received them.
 #[test]
 fn flushed_sends_are_not_reported_as_sent() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);

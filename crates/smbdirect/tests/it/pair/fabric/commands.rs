@@ -192,7 +192,7 @@ impl Pair {
         self.silent = true;
     }
 
-    /// Delivers to `who` a message that no engine sends, and then breaks the network.
+    /// Delivers to `who` a message that an engine never sends, and then breaks the network.
     pub(crate) fn inject(&mut self, who: Who, message: Bytes) {
         let now = self.now;
         self.cut();
