@@ -13,8 +13,7 @@ use crate::{
 
 impl State {
     /// Handles the events of the engine and collects the wakers of the futures that they complete.
-    // Inlined into `take_completions`, which calls it after each completion.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take_events(&mut self) {
         while let Some(event) = self.engine.poll_event() {
             match event {
@@ -67,12 +66,6 @@ impl State {
         }
     }
 
-    /// Does the same as [`take_events`](Self::take_events), out of line, where speed does not matter.
-    #[inline(never)]
-    pub(super) fn take_rare_events(&mut self) {
-        self.take_events();
-    }
-
     /// Records why the connection ended, disconnects the queue pair, and fails every send that waits.
     #[cold]
     fn end(&mut self, error: ConnectionError) {
@@ -111,7 +104,7 @@ impl State {
         let now = now();
         self.engine
             .handle_completion(now, Completion::Disconnected(Disconnect::Broken(error)));
-        self.take_rare_events();
+        self.take_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
         self.schedule.begin_poll(false);
@@ -132,7 +125,7 @@ impl State {
         let error = ProviderError::new(ProviderErrorKind::Local, what);
         let disconnect = Completion::Disconnected(Disconnect::Broken(error));
         self.engine.handle_completion(now(), disconnect);
-        self.take_rare_events();
+        self.take_events();
         self.wake_task();
     }
 

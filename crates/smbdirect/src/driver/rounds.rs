@@ -101,7 +101,7 @@ impl State {
         let all_read = self.take_readable(now);
         self.engine.postpone_deadlines(now, all_read);
         self.engine.handle_timeout(now);
-        self.take_rare_events();
+        self.take_events();
     }
 
     /// Takes all bytes that can be read, also those that the runtime has not noticed yet. Returns whether nothing
@@ -195,7 +195,7 @@ impl State {
                 self.queue_pair.post(work);
             }
         }
-        self.take_rare_events();
+        self.take_events();
     }
 
     /// Does what every run ends with: releases orphaned registrations, and wakes the futures and the

@@ -378,7 +378,7 @@ impl State {
     /// this.
     pub(crate) fn abort(&mut self) {
         self.engine.abort();
-        self.take_rare_events();
+        self.take_events();
         self.wake_task();
     }
 

@@ -34,7 +34,7 @@ impl Stalls {
     }
 
     /// Records that no message waits for a send credit any more.
-    #[inline]
+    #[cold]
     pub(super) fn end_credit_stall(&mut self, now: Instant, statistics: &mut Statistics) {
         if let Some(since) = self.credit.take() {
             statistics.credit_stall_time += now.saturating_duration_since(since);

@@ -90,7 +90,7 @@ impl Connection {
         }
         self.receive_credits.set_target(header.credits_requested);
         if self.add_send_credits(header.credits_granted)? {
-            self.end_credit_stall(now);
+            self.stalls.end_credit_stall(now, &mut self.statistics);
         }
         self.count_received(&header, asks);
         //= SMBD-3.1.5.8-09

@@ -148,7 +148,7 @@ impl Connection {
             }
             return None;
         }
-        self.end_credit_stall(now);
+        self.stalls.end_credit_stall(now, &mut self.statistics);
         Some(grant)
     }
 
@@ -158,13 +158,6 @@ impl Connection {
     fn wait_for_credit(&mut self, now: Instant) {
         self.start_credit_grant_timer(now);
         self.stalls.begin_credit_stall(now, &mut self.statistics);
-    }
-
-    /// Records that no message waits for a send credit any more.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn end_credit_stall(&mut self, now: Instant) {
-        self.stalls.end_credit_stall(now, &mut self.statistics);
     }
 
     /// Sends one message, for which [`next_grant`](Self::next_grant) has returned `grant` (3.1.5.1,
