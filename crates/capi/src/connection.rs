@@ -204,8 +204,8 @@ impl smbdirect_connection {
         self.ready.start(&self.runtime, &self.events, condition);
     }
 
-    /// Runs an operation whose result goes to a callback. The operation ends when it needs nothing of the
-    /// caller any more.
+    /// Runs an operation whose result goes to a callback. The operation ends when it no longer uses memory of the
+    /// caller.
     pub(crate) fn run_operation(
         &self,
         started: Started,

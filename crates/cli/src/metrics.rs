@@ -75,7 +75,7 @@ impl MetricsOptions {
 }
 
 impl Server {
-    /// Serves `figures`, and reports where.
+    /// Serves `figures`, and reports the address.
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
         let source = Source::new(self.started, figures);
         if let Some(listener) = self.listener.take() {

@@ -110,7 +110,7 @@ mod tests {
 
     const END: EventKind = EventKind::Closed { reset: false };
 
-    /// Returns the rule that each event shows as broken, and by whom.
+    /// Returns the rule that each event shows to be broken, and the side that broke it.
     fn silences(events: Vec<Event>) -> Vec<Option<Sender>> {
         let mut silence = Silence::default();
         events

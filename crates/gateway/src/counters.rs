@@ -93,8 +93,8 @@ impl SessionTraffic<'_> {
         }
     }
 
-    /// Notices by its first bytes a request that has no answer, or a message of the server that is not the final
-    /// answer to a request.
+    /// Recognises two kinds of message by their first bytes: a request that has no answer, and a message of the
+    /// server that is not the final answer to a request.
     pub(super) fn received(self, direction: Direction, head: &[u8]) {
         let is_unpaired = Header::decode(head).is_ok_and(|header| match direction {
             Direction::ToServer => header.command == Command::CANCEL,

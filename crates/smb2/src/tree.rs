@@ -127,9 +127,10 @@ impl Requests {
         }
     }
 
-    /// Waits for the credits of the next READ or WRITE, of `left` bytes that are left. Returns its bytes and its
-    /// channel; `None` is for messages. Another task may find out at any time that the server does not take RDMA, so
-    /// this reads that state once for both. With `is_refused` the server has refused the channel for this data.
+    /// Waits for the credits of the next READ or WRITE, when `left` bytes are left to move. Returns the number of
+    /// bytes, and the channel; `None` if the data moves in messages. Another task may learn at any time that the
+    /// server does not accept RDMA, so this reads that state once for both. With `is_refused` the server has
+    /// refused the channel for this data.
     pub(crate) async fn next(
         &self,
         left: usize,

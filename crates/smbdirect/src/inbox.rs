@@ -20,15 +20,15 @@ use crate::{
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 /// Largest gap between the bytes of two messages that belong to one run.
 const ADJACENT_BYTES: usize = 256;
-/// Number of runs that are allowed for any cost of the messages in the inbox. A run is a sequence of
-/// messages whose bytes are adjacent in memory, and a single byte of it keeps a whole block of the provider
-/// in use. One more run is allowed for each [`LARGEST_BLOCK`] bytes of cost. A message that would begin a
-/// run beyond this limit is copied.
+/// Number of runs that are allowed regardless of the cost of the messages in the inbox. A run is a sequence of
+/// messages whose bytes are adjacent in memory, and a single byte of it keeps a whole block of the provider in
+/// use. One more run is allowed for each [`LARGEST_BLOCK`] bytes of cost. A message that would begin a run beyond
+/// this limit is copied.
 const MAX_UNCHARGED_RUNS: usize = 8;
 /// Messages of several segments that are shorter than this are copied, so that each is one slice.
 const MIN_SHARED_MESSAGE_BYTES: usize = 16 << 10;
-/// Shortest segment that a message shares. After a shorter one that is not the last, the rest of the
-/// message is copied.
+/// Shortest segment that a message shares. After a shorter segment that is not the last, the rest of the message
+/// is copied.
 const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
 /// Bytes of memory in use by messages, waiting or taken, from which on every short message is copied to memory of
 /// its own. So a peer that chooses which messages the application keeps cannot make them keep much more than
@@ -285,7 +285,7 @@ impl Inbox {
         if self.complete.len() == 1 && self.arena.rest.capacity() > 0 {
             mem::take(&mut self.arena).end(&ARENAS, Some(&self.account));
         }
-        // Last, so that the message is moved only once, directly to the caller.
+        // This is the last step, so that the message is moved only once, directly to the caller.
         self.complete.pop_front()
     }
 
@@ -414,7 +414,7 @@ mod tests {
             assert_ne!(message.as_ptr(), payload.as_ptr());
         }
         assert!(inbox.runs.is_empty());
-        // A run ends with its last message, wherever the bytes of the next one are.
+        // A run ends with its last message, independent of the place of the next message.
         inbox.push(at(520_000), 0, None);
         assert_eq!(inbox.runs, [1]);
     }

@@ -53,8 +53,8 @@ impl IncomingListener {
 
     /// Returns the next connection request.
     ///
-    /// The provider bounds how many requests wait here. A peer waits while its request does, so the owner
-    /// calls this in a loop and accepts each peer in a task of its own.
+    /// The provider limits the number of requests that wait here. A peer waits until its request is answered, so
+    /// the owner calls this in a loop and accepts each peer in a task of its own.
     ///
     /// # Cancel safety
     /// Dropping the future loses no request.

@@ -15,9 +15,9 @@ use tokio::{
     task::{AbortHandle, unconstrained},
 };
 
-/// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
-/// signal, and others, which have this library within them, end at it. Apple's systems have a socket option
-/// instead, which tokio sets.
+/// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Rust programs ignore that
+/// signal, but it ends other programs that contain this library. Apple's systems have a socket option instead,
+/// which tokio sets.
 pub(crate) const MSG_NOSIGNAL: i32 = if cfg!(any(target_os = "linux", target_os = "android")) {
     0x4000
 } else if cfg!(any(target_os = "freebsd", target_os = "dragonfly")) {
@@ -58,7 +58,8 @@ impl OwnedTask {
 impl Drop for OwnedTask {
     fn drop(&mut self) {
         self.task.abort();
-        // The future may own this value. Then it is dropped after its poll, because the task was aborted.
+        // The future may own this value. In that case the future is dropped after its poll, because the task was
+        // aborted.
         if *lock(&self.owned.poller) != Some(thread::current().id()) {
             self.owned.drop_future();
         }
@@ -107,8 +108,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the runtime of this library, whose thread the first call starts and which never ends. It finishes what
-/// a runtime of the program leaves unfinished when it ends. Returns `None` if the system has no resources for it.
+/// Returns the runtime of this library, whose thread the first call starts and which never ends. It finishes the
+/// work that a runtime of the program leaves unfinished when that runtime ends. Returns `None` if the system has
+/// no resources for it.
 pub(crate) fn background() -> Option<Handle> {
     static BACKGROUND: Mutex<Option<Handle>> = Mutex::new(None);
     let mut background = lock(&BACKGROUND);
@@ -124,8 +126,8 @@ pub(crate) fn background() -> Option<Handle> {
     background.clone()
 }
 
-/// The receiving end of a channel whose futures leave no waker behind when they are dropped, which those of
-/// tokio do.
+/// The receiving end of a channel whose futures leave no waker behind when they are dropped, unlike the futures
+/// of tokio's channel.
 #[derive(Debug)]
 pub(crate) struct Receiver<T> {
     channel: mpsc::Receiver<T>,

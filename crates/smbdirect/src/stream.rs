@@ -39,7 +39,8 @@ const MAX_SLICES_PER_WRITE: usize = 64;
 /// Least free space in the buffer for each read from the socket, in bytes.
 const MIN_READ_LENGTH: usize = 64 * 1024;
 
-/// Most reads from the socket when the runtime ends. A program could write without end.
+/// Most reads from the socket when the runtime ends. The limit is needed because a program could write without
+/// end.
 const MAX_LAST_READS: usize = 64;
 
 impl Connection {

@@ -169,7 +169,7 @@ pub(super) fn fragmented(smb: &Smb, max_fragmented_size: u32, protected: bool) -
     })
 }
 
-/// Adds how to do without signing or encryption, where the network is trusted.
+/// Adds advice to turn signing or encryption off, for a trusted network.
 pub(super) fn without_protection(step: Step, fault: Fault) -> Step {
     match fault {
         Fault::Encryption => step

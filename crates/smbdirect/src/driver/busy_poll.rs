@@ -16,7 +16,7 @@ use super::{
     waiting::Condition,
 };
 
-/// Spins between two reads of the clock. A read takes about a quarter of the time of a spin.
+/// Number of spins between two reads of the clock. A read takes about a quarter of the time of a spin.
 const SPINS_PER_CLOCK_READ: u32 = 16;
 
 impl Shared {
@@ -28,7 +28,8 @@ impl Shared {
     ) -> R {
         let mut registered = Registered::new(self, condition);
         poll_fn(|context| {
-            // Dropped after the lock is released: a waker may own the last handle of the connection.
+            // This is dropped after the lock is released, because a waker may own the last handle of the
+            // connection.
             let mut old = None;
             self.spin(&mut poll, |state, waits| {
                 old = registered.update(state, context, waits);
@@ -92,8 +93,8 @@ impl State {
     /// Takes one completion, if there is one. `now` may be some spins old.
     ///
     /// The upper layer usually replies to a received message, so the work that the message causes leaves with the
-    /// reply, or is left to the driver task. That task may not run while a future spins, so what is left to it is
-    /// done in the next call.
+    /// reply, or is left to the driver task. That task may not run while a future spins, so the next call does
+    /// the work that was left to the task.
     fn poll_once(&mut self, now: Instant) {
         if self.schedule.has_burst() || mem::take(&mut self.wake_pending) {
             self.drive(now);

@@ -90,14 +90,14 @@ impl State {
         if let (Some(ConnectionError::Closed(Initiator::Local)), Disconnect::Broken(error)) =
             (&self.closed, how)
         {
-            // The close has not been as graceful as it was meant to be.
+            // The close was meant to be graceful, but the connection broke.
             self.closed = Some(error.clone().into());
         }
         self.wake_all();
     }
 
-    /// Ends the connection when its task is dropped first and no other one can continue: aborts it, takes
-    /// back all posted work, and fails every future that waits.
+    /// Ends the connection when its task is dropped before it has finished and no other task can continue: aborts
+    /// the connection, takes back all posted work, and fails every future that waits.
     pub(super) fn give_up(&mut self) {
         let what = "the runtime of the connection has ended";
         let error = ProviderError::new(ProviderErrorKind::Local, what);

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use super::{shared::Shared, state::State, waiting::Condition};
 use crate::runtime::background;
 
-/// Longest time that the end of a thread is delayed. A peer that takes nothing for so long has failed.
+/// Longest time that the end of a thread is delayed. A peer that takes nothing for this time has failed.
 const MAX_END_DELAY: Duration = Duration::from_secs(5);
 
 impl State {
@@ -38,9 +38,9 @@ impl State {
     }
 }
 
-/// Has this thread wait, when it ends, until the end of the connection is over, if the end is under way then.
+/// Makes this thread wait at its end until the connection has closed, if the close is under way then.
 pub(crate) fn delay_end_of_thread(shared: &Arc<Shared>) {
-    // A destructor of another value of this thread may call this after the list is gone.
+    // The destructor of another thread-local value may call this after the list was destroyed.
     let _ = ENDING.try_with(|ending| {
         let mut connections = ending.0.borrow_mut();
         if connections.len() == connections.capacity() {
@@ -70,7 +70,7 @@ impl Drop for Ending {
     }
 }
 
-/// Blocks until the end of a connection is over or not under way, and at most until `deadline`.
+/// Blocks while the close of a connection is under way, and at most until `deadline`.
 fn wait_for_end(connection: &Shared, deadline: Instant) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

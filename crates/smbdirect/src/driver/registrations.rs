@@ -1,4 +1,4 @@
-//! Registered buffers: how many there are, and the release of those whose owner has dropped them.
+//! Registered buffers: their number, and the release of buffers whose owner has dropped them.
 
 use bytes::BytesMut;
 

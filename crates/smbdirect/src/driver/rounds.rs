@@ -8,7 +8,7 @@ use std::{
 use super::{clock::now, schedule::Flush, state::State, waiting::Condition};
 use crate::rdma::work::{Completion, Room, WorkRequest};
 
-/// Completions that one round takes before it posts again.
+/// Largest number of completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
 /// Rounds of reading before a deadline is judged. Each reads at least 256 KiB, if that much has arrived, and
 /// together they read more than the largest receive buffer of a socket on Linux by default, 6 MiB.
@@ -95,7 +95,7 @@ impl State {
         all_done
     }
 
-    /// Handles the timers of the engine that are due, after what can be read was taken.
+    /// Takes all bytes that can be read, then handles the timers of the engine that are due.
     #[cold]
     pub(super) fn handle_timers(&mut self, now: Instant) {
         let all_read = self.take_readable(now);
@@ -148,7 +148,7 @@ impl State {
         {
             let polled = self.queue_pair.poll_completion(context);
             match &polled {
-                // A header is not counted: its message follows and is.
+                // A header is not counted, because the message that follows it is counted.
                 Poll::Ready(Completion::Head(_)) => {}
                 Poll::Ready(completion) => {
                     taken += 1;
@@ -190,7 +190,7 @@ impl State {
                 }
                 None => break,
             }
-            // A second match: to bind the request in the first one would move it twice.
+            // This is a second match, because binding the request in the first one would move it twice.
             if let Some(work) = next {
                 self.queue_pair.post(work);
             }
@@ -198,8 +198,8 @@ impl State {
         self.take_events();
     }
 
-    /// Does what every run ends with: releases orphaned registrations, and wakes the futures and the
-    /// driver task if they have to act.
+    /// Ends a run: releases orphaned registrations, and wakes the futures and the driver task if they have to
+    /// act.
     fn after_run(&mut self) {
         self.starved = self.engine.wants_receives();
         if !self.orphans.is_empty() {

@@ -25,40 +25,41 @@ use super::clock::now;
 
 /// Work that is submitted this soon after a flush is part of a burst, and the driver task flushes it.
 const BURST: Duration = Duration::from_micros(20);
-/// Longest time for which a burst is left to the driver task, which callers that never pause keep from running. The
-/// clock is read once for [`CLOCK_INTERVAL`] messages.
+/// Longest time for which a burst is left to the driver task. Callers that never pause keep that task from
+/// running. The clock is read once for [`CLOCK_INTERVAL`] messages.
 const MAX_BURST: Duration = Duration::from_micros(100);
 /// Messages, reads and writes between two reads of the clock.
 const CLOCK_INTERVAL: usize = 16;
-/// Messages, reads and writes of a burst, after which the caller flushes.
+/// Number of messages, reads and writes in a burst after which the caller flushes.
 pub(super) const MAX_BURST_COUNT: usize = 256;
 /// Bytes of a burst, after which the caller flushes.
 const MAX_BURST_BYTES: usize = 1024 * 1024;
 
 /// Bytes of whole messages, or of finished reads, after which a poll ends.
 pub(super) const POLL_BYTES: usize = 256 * 1024;
-/// Bytes that a poll sends or receives by RDMA, if requests come on the same thread. With more, a request on
-/// another connection waits longer than with plain TCP.
+/// Bytes that a poll sends or receives by RDMA, if another connection of the thread carries requests. With more,
+/// a request on another connection waits longer than with plain TCP.
 const SHARED_POLL_BYTES: usize = 96 * 1024;
-/// Bytes that such a poll sends or receives in messages, each of which takes more time.
+/// Bytes that such a poll sends or receives in messages, which take more time for each byte than RDMA.
 const SHARED_POLL_MESSAGE_BYTES: usize = 10 * 1024;
-/// Bytes that a turn moves more by RDMA for each connection that waits for its own, so that many connections do not
-/// spend their time with changing turns.
+/// Bytes by which a turn becomes longer for each waiting connection, so that many connections do not spend their
+/// time changing turns. They count bytes moved by RDMA.
 const WAITING_BYTES: usize = 64 * 1024;
 /// Consecutive polls and calls with fewer than [`BULK_BYTES`] after which a connection counts as one that carries
 /// requests. The end that receives bulk data has a short poll now and then.
 const SHORT_POLLS_OF_REQUESTS: u8 = 8;
-/// Polls with bulk data after which no request is expected on the thread, if none has come.
+/// Number of polls with bulk data but without a request after which no request is expected on the thread.
 const POLLS_WITHOUT_REQUEST: u32 = 100;
-/// Waiting connections beyond which turns do not become longer.
+/// Number of waiting connections beyond which turns do not become longer.
 const MAX_COUNTED_WAITING: usize = 8;
 
-/// Bytes, sent and received, after which an end that becomes idle polls.
+/// Number of bytes, sent and received, after which an end that becomes idle polls before it sleeps.
 const BULK_BYTES: u64 = 16 * 1024;
-/// Bytes, sent and received, that restart the time for which an idle end polls, if some of them were received. It is
-/// less than [`BULK_BYTES`]: a short message can grant the credits for many bytes.
+/// Number of bytes, sent and received, that restart the time for which an idle end polls, if some of the bytes
+/// were received. It is less than [`BULK_BYTES`]: a short message can grant the credits for many bytes.
 const EXTENSION_BYTES: u64 = 4 * 1024;
-/// Consecutive useless times of polling after which these do not become rarer: one of 64 opportunities is used.
+/// Number of consecutive useless poll windows after which polling does not become rarer: the end then polls at
+/// one of 64 opportunities.
 const MAX_USELESS: u32 = 6;
 
 /// The task that flushes submitted work: the caller or the driver task.
@@ -80,9 +81,9 @@ pub(super) struct Schedule {
     last_flush: Option<Instant>,
     /// Messages, reads and writes that were submitted and not flushed, and their bytes.
     burst: (usize, usize),
-    /// Bytes of the whole messages of this poll, and the most.
+    /// Bytes of the whole messages of this poll, and their limit.
     messages: Progress,
-    /// Bytes of the finished reads of this poll, and the most.
+    /// Bytes of the finished reads of this poll, and their limit.
     reads: Progress,
     /// The connections of this thread, if the runtime has one thread.
     crowd: Option<Arc<Crowd>>,
@@ -170,7 +171,7 @@ impl Schedule {
     // How much one poll moves
 
     /// Begins a poll, or a call that moves bytes as a poll does. Returns how many bytes it may send, if that is
-    /// limited. They are messages if `sends_messages` is true.
+    /// limited. `sends_messages` is true if the bytes belong to messages.
     #[inline]
     pub(super) fn begin_poll(&mut self, sends_messages: bool) -> Option<u64> {
         let shares = self.shares_thread();
@@ -260,7 +261,7 @@ impl Schedule {
     }
 }
 
-/// Bytes that a poll has moved, and those at which it ends.
+/// The number of bytes that a poll has moved, and the number at which it ends.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     done: usize,
@@ -284,7 +285,8 @@ pub(super) struct Crowd {
     turn: Mutex<()>,
     /// Connections that wait for their turns.
     waiting: AtomicUsize,
-    /// Polls with bulk data before the polls become long again: requests have come on this thread.
+    /// Number of polls with bulk data that must pass before polls become long again, because requests have
+    /// arrived on this thread.
     requests_expected: AtomicU32,
 }
 
@@ -310,7 +312,7 @@ impl Crowd {
         crowd.ok()
     }
 
-    /// Records a poll that has moved bytes: few of them, or even a request.
+    /// Records a poll that has moved bytes, given whether they were few, and whether they were a request.
     #[inline]
     fn record_poll(&self, is_short: bool, is_request: bool) {
         let expected = self.requests_expected.load(Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl Crowd {
         self.requests_expected.store(expected, Ordering::Relaxed);
     }
 
-    /// Returns how many bytes a turn moves more than another poll.
+    /// Returns the number of bytes that a turn moves in addition to the limit of other polls.
     #[inline]
     fn longer_turn_bytes(&self) -> usize {
         let waiting = self.waiting.load(Ordering::Relaxed);
@@ -356,7 +358,8 @@ impl Drop for Waits<'_> {
 ///
 /// To sleep and to be woken costs both ends microseconds of CPU time, and hundreds in some virtual machines. But
 /// polling is useless if the peer is slow, and harmful if the peer waits for the same core. So an end polls only
-/// after bulk data, and only while enough bytes keep arriving; after each useless time it uses fewer opportunities.
+/// after bulk data, and only while enough bytes keep arriving; after each useless poll window it uses fewer
+/// opportunities.
 #[derive(Debug)]
 struct Polling {
     window: Duration,
@@ -365,7 +368,7 @@ struct Polling {
     slept_at: u64,
     /// When the polling began or was last extended, and the bytes received and moved in total until then.
     since: Option<(Instant, u64, u64)>,
-    /// Consecutive useless times, and opportunities that are still to be skipped.
+    /// The number of consecutive useless poll windows, and the number of opportunities still to be skipped.
     useless: u32,
     skip: u32,
 }
@@ -434,7 +437,7 @@ mod tests {
         Schedule::new(WINDOW)
     }
 
-    /// Submits a message as the caller that flushes does.
+    /// Submits a message in the way of a caller that flushes.
     fn submit(schedule: &mut Schedule, bytes: usize) -> Flush {
         let flush = schedule.submit(1, bytes);
         if let Flush::Now { .. } = flush {

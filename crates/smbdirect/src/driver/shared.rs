@@ -51,8 +51,8 @@ impl Shared {
         result
     }
 
-    /// Takes the lock. After a panic under it, of the destructor of a payload or a bug of this crate, the connection
-    /// ends: its work may be half done, and the handles must not panic too.
+    /// Takes the lock. After a panic under the lock, in the destructor of a payload or by a bug of this crate,
+    /// the connection ends: its work may be half done, and the handles must not panic too.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| {
             self.state.clear_poison();
@@ -100,7 +100,7 @@ impl Shared {
     }
 }
 
-/// Takes the lock again after a panic under it, which ends the connection and wakes what waits for that.
+/// Takes the lock again after a panic under it, which ends the connection and wakes all futures that wait.
 struct EndOnUnwind<'a>(&'a Shared);
 
 impl Drop for EndOnUnwind<'_> {
@@ -125,7 +125,7 @@ impl<'a> Registered<'a> {
         }
     }
 
-    /// Registers the waker of `context` if the future waits, or removes that of an earlier poll. Returns the
+    /// Registers the waker of `context` if the future waits, or removes the waker of an earlier poll. Returns the
     /// waker that is not registered any more, which the caller drops without the lock.
     #[inline]
     pub(super) fn update(

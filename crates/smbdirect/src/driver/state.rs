@@ -41,11 +41,11 @@ pub(crate) struct State {
     pub(super) transfers: Waiters<TransferResult>,
     pub(super) waiting: Waiting,
     pub(super) negotiated: Option<Negotiated>,
-    /// Why the connection is over for the protocol.
+    /// The reason why the engine has ended the connection, which the queue pair may outlive.
     pub(super) closed: Option<ConnectionError>,
     /// The queue pair has reported its disconnect, after which it reports nothing.
     pub(super) finished: bool,
-    /// The runtime of the connection has ended, and that of the library drives it.
+    /// The runtime of the connection has ended, and the library's own runtime drives the connection.
     pub(super) lost_runtime: bool,
     pub(super) keepalives_answered: u64,
     /// Registered buffers.
@@ -279,7 +279,7 @@ impl State {
         self.inbox.take()
     }
 
-    /// Takes the oldest message, or the part of it that has arrived.
+    /// Takes the oldest message, or the arrived part of a message that is still arriving.
     #[inline]
     pub(crate) fn take_segment(&mut self) -> Option<Segment> {
         self.inbox.take_segment()

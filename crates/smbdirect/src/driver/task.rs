@@ -80,7 +80,8 @@ impl Driver {
         }
     }
 
-    /// Polls once. Unless the result is [`Next::Poll`], `context` is woken when there is more to do.
+    /// Polls once. Unless the result is [`Next::Poll`], the waker of `context` is called when there is more to
+    /// do.
     fn poll(&mut self, context: &mut Context<'_>, sleep: Pin<&mut Sleep>) -> Next {
         self.in_poll = true;
         let mut old = None;
@@ -148,7 +149,7 @@ impl State {
         self.schedule.polls_again(usage.sent, usage.received)
     }
 
-    /// Sets the timer of the task to the deadline of the engine. Returns false if that has passed.
+    /// Sets the timer of the task to the deadline of the engine. Returns false if that deadline has passed.
     fn arm(&mut self, context: &mut Context<'_>, mut sleep: Pin<&mut Sleep>) -> bool {
         self.armed = self.engine.poll_timeout();
         let Some(due) = self.armed else { return true };

@@ -43,7 +43,7 @@ struct Lists {
     done: VecDeque<Completion>,
     /// Calls of `poll_completion`.
     polls: usize,
-    /// After the scripted completions there is always another one, which means nothing.
+    /// After the scripted completions, the queue pair always returns one more completion, which has no effect.
     endless: bool,
 }
 
@@ -196,7 +196,7 @@ fn reply_flushes_the_work_that_busy_poll_left() {
     lists.lock().unwrap().done.push_back(segment(0));
     shared.with(|state| {
         state.busy_poll = Duration::from_secs(60);
-        // As if the driver task had run.
+        // This has the effect of a run of the driver task.
         state.wake_pending = false;
     });
     let context = &mut Context::from_waker(Waker::noop());

@@ -1,10 +1,10 @@
-//! The futures that wait for a change of the connection, by the change that they wait for.
+//! The futures that wait for a change of the connection, sorted by the kind of change.
 
 use std::task::Waker;
 
 use crate::waiters::WakerList;
 
-/// A change of the connection. Its end is a change for every future.
+/// A change of the connection. Every future also waits for the end of the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Condition {
     /// A whole message has arrived.

@@ -266,8 +266,7 @@ impl Connection {
         self.closing
     }
 
-    /// Returns whether this end is the connecting side. The answer is right until the connection is
-    /// established.
+    /// Returns whether this end is the connecting side. The result is valid until the connection is established.
     #[cfg(feature = "metrics")]
     pub(crate) const fn is_active(&self) -> bool {
         matches!(self.role, Role::Connecting | Role::Active { .. })

@@ -1,4 +1,4 @@
-//! The posted Sends, and what the completion of each means to the connection.
+//! The posted Sends, and the effect of each completion on the connection.
 
 use std::{
     collections::VecDeque,

@@ -32,7 +32,9 @@ use crate::{
 #[repr(C)]
 pub struct Message {
     head: Bytes,
-    /// The parts after `head`, none of them empty. Most messages have none.
+    /// The parts after `head`, none of them empty. Most messages have none. Only a message with parts takes the
+    /// process-wide mutex of [`PartList`], once to get a list and once to return it, which costs less than
+    /// allocating the list.
     tail: PartList,
     length: usize,
     invalidated_token: Option<Token>,

@@ -1,10 +1,11 @@
-//! [`Stalls`]: what the messages, reads and writes of a connection wait for, and since when.
+//! [`Stalls`]: the reasons why messages, reads and writes of a connection wait, and the time when each wait
+//! began.
 
 use std::time::Instant;
 
 use super::statistics::Statistics;
 
-/// What the queued work of a connection waits for.
+/// The reasons why the queued work of a connection waits.
 ///
 /// Only the paths on which work waits update this, so it adds nothing to a message that is sent
 /// immediately.

@@ -1,4 +1,4 @@
-//! [`Statistics`]: the traffic of a connection, what it waited for, and its outstanding work.
+//! [`Statistics`]: the traffic of a connection, its waits, and its outstanding work.
 
 use std::{ops::AddAssign, time::Duration};
 

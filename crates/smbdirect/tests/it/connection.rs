@@ -492,8 +492,8 @@ fn messages_leave_while_the_driver_task_cannot_run() {
         // after it with it.
         drop(client.send("word").unwrap());
         drop(client.send("word").unwrap());
-        // The loop sends fewer messages than are flushed for their number, and the next one does more than
-        // tokio lets a task do in one turn.
+        // The first loop sends fewer messages than the number at which a caller flushes. The second sends more
+        // than tokio lets a task do in one turn.
         for sent in 0..200 {
             drop(client.send("word").unwrap());
             if received.load(Ordering::SeqCst) >= 40 {

@@ -13,7 +13,7 @@ use crate::support::{PROGRAM, Running, STEP_TIMEOUT};
 
 use super::markdown::{Mark, Page};
 
-/// Names of other machines in the book. All of them are this machine.
+/// Names of other machines in the book. All of these names refer to this machine.
 const HOSTS: &str = "127.0.0.1 localhost server.example client.example server fileserver SERVER HOST\n\
     ::1 localhost\n";
 

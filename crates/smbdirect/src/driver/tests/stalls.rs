@@ -91,13 +91,13 @@ async fn a_peer_that_keeps_data_coming_does_not_postpone_a_deadline_without_end(
     let (shared, lists) = asked().await;
     lists.lock().unwrap().endless = true;
     let since = Instant::now();
-    // Each turn of the task ends by its limit, so the task runs all the time, and the clock by hand.
+    // Each turn of the task ends at its limit, so the task runs all the time. The test advances the clock.
     while !is_over(&shared) {
         assert!(since.elapsed() < LIMIT + 5 * SECOND);
         advance(SECOND / 10).await;
         yield_now().await;
     }
     assert!(since.elapsed() > LIMIT);
-    // The task ends with the runtime, and takes what is left.
+    // The task ends with the runtime, and takes the remaining completions.
     lists.lock().unwrap().endless = false;
 }

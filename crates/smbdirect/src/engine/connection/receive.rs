@@ -1,5 +1,5 @@
-//! The receiving half of a connection: posted receives, and what a received message does (3.1.5.5,
-//! 3.1.5.8, 3.1.5.9).
+//! The receiving half of a connection: posted receives, and the effects of a received message (3.1.5.5, 3.1.5.8,
+//! 3.1.5.9).
 
 use std::{hint::cold_path, iter::once_with, ops::Range, time::Instant};
 
@@ -156,7 +156,7 @@ impl Connection {
         } else {
             statistics.empty_received += 1;
         }
-        // Every aligned offset below the usual one is inside the header.
+        // Every aligned offset below 24 is inside the header.
         let overlaps = header.data_length > 0 && header.data_offset < DataTransfer::PAYLOAD_OFFSET;
         statistics.payloads_in_header += u64::from(overlaps);
         statistics.bytes_received += u64::from(header.data_length);

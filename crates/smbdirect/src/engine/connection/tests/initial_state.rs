@@ -135,7 +135,7 @@ fn every_receive_has_the_negotiated_length() {
             receives.map(|(_, length)| *length).collect()
         };
         assert_eq!(lengths(&bench), [1024; 10]);
-        // So have the receives that replace used ones.
+        // The receives that replace used ones have the same length.
         bench.send(1, 1);
         bench.work();
         for _ in 0..5 {

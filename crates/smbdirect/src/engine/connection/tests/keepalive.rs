@@ -104,7 +104,7 @@ fn the_owner_can_send_a_keepalive_at_any_time() {
     assert_eq!(bench.due(), Some(IDLE));
 }
 
-/// Earlier segments have no flag, and several calls set it once.
+/// Earlier segments do not have the flag, and several calls set it in one message only.
 #[test]
 fn prompt_answer_sets_the_flag_on_the_last_segment_once() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
