@@ -22,7 +22,7 @@ const MAX_PENDING: usize = 8192;
 #[derive(Debug, PartialEq, Eq)]
 struct Waiting {
     command: Command,
-    /// Bytes of a READ, 0 of a WRITE.
+    /// The number of bytes that a READ requests; 0 for a WRITE.
     length: u64,
     /// The token that its final response invalidates.
     token: Option<u32>,
@@ -364,7 +364,7 @@ struct Asked {
     message_id: u64,
     channel: Channel,
     descriptors: Vec<BufferDescriptorV1>,
-    /// Bytes of a READ, 0 of a WRITE.
+    /// The number of bytes that a READ requests; 0 for a WRITE.
     read_length: u64,
     write_length: Option<u32>,
 }

@@ -25,8 +25,8 @@ use crate::{
 const IDLE: u32 = 1000;
 /// Active connections.
 const ACTIVE: u32 = 64;
-/// Credits of an idle connection. They are few, so that the memory of posted receives does not hide that of the
-/// connection itself.
+/// Credits of an idle connection. They are few, so that the memory of posted receives does not hide the memory of
+/// the connection itself.
 pub const IDLE_CREDITS: u16 = 8;
 /// Message size in bytes of active connections.
 const MESSAGE_BYTES: u32 = 64 << 10;
@@ -59,7 +59,7 @@ pub struct Active {
     pub connections: u32,
     /// Messages of the fastest connection divided by those of the slowest.
     pub fastest_to_slowest: f64,
-    /// Rate of all connections together divided by that of one alone.
+    /// Rate of all connections together divided by the rate of a single connection.
     pub together_to_one: f64,
 }
 

@@ -30,7 +30,7 @@ impl Cores {
         self.0.len() > 1
     }
 
-    /// Returns the core of the end that connects, which is that of both ends if they share one.
+    /// Returns the core of the end that connects. Both ends use it if they share one core.
     pub fn near(&self) -> Option<usize> {
         self.0.iter().take(2).next_back().copied()
     }
@@ -78,9 +78,8 @@ fn pin(_: &[usize]) -> bool {
     false
 }
 
-/// Keeps the cores of the ends from halting: on each core a thread of idle priority spins. Waking a
-/// halted core of a virtual machine takes from 10 us to milliseconds, which would dominate what is
-/// measured.
+/// Keeps the cores of the ends from halting: on each core a thread of idle priority spins. Waking a halted core
+/// of a virtual machine takes from 10 us to milliseconds, which would dominate the results.
 #[derive(Debug)]
 pub struct Awake {
     stop: Arc<AtomicBool>,

@@ -291,7 +291,7 @@ impl Measured {
                 .filter(|sample| is_usual(sample, usual))
                 .collect();
             let usual_distance = !counted.is_empty();
-            // A row without samples at the usual distance shows the others.
+            // A row without samples at the usual distance shows its other samples.
             let counted = if usual_distance {
                 counted
             } else {

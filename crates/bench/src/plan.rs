@@ -266,9 +266,9 @@ pub struct Choice {
     pub with_loads: bool,
     /// Where the ends run.
     pub placement: Placement,
-    /// Whether nothing is measured to compare with.
+    /// Whether rows for comparison are left out.
     pub alone: bool,
-    /// Rows that replace those of the other fields.
+    /// Rows that replace the rows that the other fields select.
     pub rows: Option<Vec<Row>>,
 }
 

@@ -99,9 +99,8 @@ impl Programs {
         })
     }
 
-    /// Returns the chosen congestion control if other programs would be measured with the bbr of
-    /// the system instead. Those with an option for it change only after they have connected, and
-    /// stay paced.
+    /// Returns the chosen congestion control if other programs would be measured with the bbr of the system
+    /// instead. Programs with an option for it change it only after they have connected, and stay paced.
     fn unavailable_to_others(&self) -> Option<&str> {
         let system = host::congestion_control()?;
         let chosen = self.congestion_control.as_deref()?;

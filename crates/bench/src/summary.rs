@@ -165,8 +165,7 @@ impl Summary {
         self.results.iter().find(|result| result.row == *row)
     }
 
-    /// Returns the result as a multiple of that of plain TCP: rate by rate, or round trip by round
-    /// trip.
+    /// Returns the result as a multiple of the result of plain TCP: rate by rate, or round trip by round trip.
     pub fn against_tcp(&self, result: &RowResult, batched: bool) -> Option<f64> {
         let tcp = self.result(&result.row.by_tcp(batched)?)?;
         Some(match (&result.round_trips, &tcp.round_trips) {

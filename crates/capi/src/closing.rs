@@ -1,4 +1,4 @@
-//! Connections whose handles are gone, and the end of the program: what was sent is delivered first.
+//! Connections whose handles are gone, and the end of the program: submitted messages are delivered first.
 
 use std::{
     net::Shutdown,

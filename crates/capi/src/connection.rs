@@ -1,4 +1,4 @@
-//! Establishing and closing connections, and waiting for what happens on them.
+//! Establishing and closing connections, and waiting for events on them.
 
 use std::{
     collections::VecDeque,

@@ -241,7 +241,7 @@ pub(crate) struct Remote {
     pub(crate) addresses: Result<Vec<IpAddr>, String>,
     /// The address that was probed.
     pub(crate) address: Option<IpAddr>,
-    /// Where packets leave this machine, or why they cannot.
+    /// The route by which packets leave this machine, or the reason why there is none.
     pub(crate) route: Option<Result<Route, String>>,
     pub(crate) path: Path,
     /// TCP port 445.
@@ -400,7 +400,7 @@ pub(crate) struct Session {
 /// The reason why a login or a share failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// Whether the status is STATUS_ACCESS_DENIED, which also a demand for encryption has.
+    /// Whether the status is STATUS_ACCESS_DENIED, which a server also returns if it demands encryption.
     pub(crate) is_access_denied: bool,
     pub(crate) text: String,
 }

@@ -1,4 +1,4 @@
-//! Probes, which gather facts: those of this machine in [`local`], those of a server in [`remote`].
+//! Probes, which gather facts about this machine ([`local`]) and about a server ([`remote`]).
 
 mod adapters;
 mod attempt;

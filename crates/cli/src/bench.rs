@@ -1,7 +1,7 @@
 //! `smbdirect bench`: bandwidth, message rate and round trips on this machine, compared with plain
 //! TCP and with memory.
 //!
-//! [`options`] says what to measure, `smbdirect_bench` measures it, [`table`], [`connections`] and [`plot`] show it.
+//! [`options`] selects the rows, `smbdirect_bench` measures it, [`table`], [`connections`] and [`plot`] show it.
 
 mod connections;
 mod options;
@@ -52,7 +52,7 @@ impl Bench {
         let (sender, mut done) = oneshot::channel();
         let stopped = stop.clone();
         let worker = move || {
-            // After a second signal the receiver is gone.
+            // After a second signal the receiver no longer exists.
             let _ = sender.send(self.measure(&cores, adapters, &choice, &stopped));
         };
         thread::Builder::new().name("bench".into()).spawn(worker)?;

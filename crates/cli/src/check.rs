@@ -122,7 +122,7 @@ fn parse_target(text: &str) -> Result<Target> {
         None => (text, None),
         Some(path) => match path.split_once('/') {
             None => (path, None),
-            // A folder in the share does not matter.
+            // A folder within the share is ignored.
             Some((server, rest)) => (server, rest.split('/').next()),
         },
     };

@@ -152,7 +152,7 @@ fn open(path: &Path) -> Result<Box<dyn Read>> {
         }
         return Ok(Box::new(stdin.lock()));
     }
-    // Windows opens no directory, and names another reason.
+    // Windows does not open directories, and its error names another reason.
     if path.is_dir() {
         return Err(anyhow!("it is a directory"));
     }
@@ -211,7 +211,7 @@ fn not_understood(counts: &Counts) -> String {
 struct Show<'a> {
     report: &'a Report,
     decode: &'a Decode,
-    /// Stream events of streams of which nothing else has been shown.
+    /// The first event of each stream, held until another event of the stream is shown.
     waiting: BTreeMap<u32, Event>,
     summary: Summary,
 }

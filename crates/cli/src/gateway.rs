@@ -297,10 +297,10 @@ impl Gateway {
         }
     }
 
-    /// Returns the settings that stay as they are.
+    /// Returns the settings that do not change while the gateway runs.
     ///
-    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a row can forward
-    /// those of clients that sign or encrypt.
+    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a row can
+    /// forward the messages of clients that sign or encrypt.
     fn settings(&self) -> Result<Settings> {
         let config = self
             .options
@@ -319,10 +319,10 @@ impl Gateway {
     }
 }
 
-/// Open files besides those of connections: standard streams, the runtime, metrics, captures.
+/// Open files other than connections: standard streams, the runtime, metrics, captures.
 const OTHER_FILES: u64 = 64;
 
-/// The keys of the file that can change while the gateway runs: those of [`Live`], and that of the log.
+/// The keys of the file that can change while the gateway runs: the keys of [`Live`], and the key of the log.
 const LIVE_KEYS: [&str; 6] = [
     "allow",
     "drain-timeout",
@@ -376,7 +376,7 @@ impl Control {
     }
 }
 
-/// Reads the settings again. Those that can change do so for sessions that begin later.
+/// Reads the settings again. Settings that can change take effect in sessions that begin later.
 fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
     let Some(file) = file else {
         warn!(

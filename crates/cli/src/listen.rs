@@ -298,7 +298,7 @@ fn turn_away(report: Report, connection: &Connection) {
     ));
 }
 
-/// One connection, and what is done with its messages.
+/// One connection, and the treatment of its messages.
 struct One {
     connection: Connection,
     mode: Mode,

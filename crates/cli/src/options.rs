@@ -324,7 +324,7 @@ impl CommonOptions {
         let default = IwarpConfig::default();
         settings.iwarp = IwarpConfig {
             crc: self.mpa_crc.into(),
-            // A revision that was asked for has no fallback.
+            // If a revision was requested, there is no fallback.
             fall_back: self.mpa_revision.is_none(),
             revision: self.mpa_revision.unwrap_or(default.revision),
             ird: self.ird.unwrap_or(default.ird),
@@ -364,8 +364,8 @@ impl CommonOptions {
     }
 }
 
-/// Starts logging to stderr, or to the journal with fields if stderr is the journal, as `-v` or
-/// `RUST_LOG` say.
+/// Starts logging to stderr, or to the journal with fields if stderr is the journal, at the level of `-v` or
+/// `RUST_LOG`.
 pub(crate) fn start_tracing(verbose: u8) {
     let (filter, handle) = reload::Layer::new(filter(verbose));
     let registry = tracing_subscriber::registry().with(filter);

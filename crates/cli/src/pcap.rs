@@ -1,8 +1,8 @@
-//! `--pcap`: what a connection carried, as a capture with Ethernet, IP and TCP or UDP around it.
+//! `--pcap`: the traffic of a connection, as a capture with Ethernet, IP and TCP or UDP around it.
 //!
-//! The datagrams of RoCE are those of the network, with the Identification of IPv4 that their ICRC
-//! covers. The bytes of iWARP are those of the socket. The packets around them are made here, because a program does
-//! not see into which packets the network cut them. Wireshark recognises MPA, DDP, RDMAP and SMB
+//! The datagrams of RoCE are the datagrams on the network, with the Identification of IPv4 that their ICRC
+//! covers. The bytes of iWARP are the bytes of the socket. The packets around them are made here, because a
+//! program does not see into which packets the network cut them. Wireshark recognises MPA, DDP, RDMAP and SMB
 //! Direct in the file.
 
 use std::{

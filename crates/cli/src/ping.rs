@@ -126,7 +126,7 @@ impl Ping {
         self.report_connected(&report, &connection, rdma.name());
         let tally = self.run_all(&report, &connection).await;
         tally.report(&report);
-        // How the connection ends does not change the measurement.
+        // The way in which the connection ends does not change the measurement.
         transport::close(&connection, CLOSE_TIMEOUT).await;
         Ok(tally.lost == 0 && tally.answered > 0)
     }

@@ -195,7 +195,7 @@ impl Run {
     }
 }
 
-/// Returns the signals that pass to the program, and that of its end.
+/// Returns the signals that pass to the program, and the signal of its end.
 fn passed_signals() -> SigSet {
     let mut signals: SigSet = FORWARDED.into_iter().collect();
     signals.add(NixSignal::SIGCHLD);
@@ -230,7 +230,7 @@ impl Signals {
                 Some(Signal::CHILD) => stop_with(pid),
                 // The kernel sends the signals of a terminal to the program, too.
                 Some(signal) if arrival.ssi_code <= 0 => {
-                    // A program that has ended in this moment needs no signal.
+                    // A program that has just ended needs no signal.
                     let _ = kill_process(pid, signal);
                 }
                 _ => {}

@@ -13,13 +13,13 @@ pub(crate) struct Interrupted {
 
 impl Interrupted {
     /// # Panics
-    /// The system accepts no signal handlers, which no supported system does.
+    /// The system refuses signal handlers, which does not happen on supported systems.
     pub(crate) fn new() -> Self {
         let signals = Signals::new().expect("the signals can be handled");
         Self { signals, count: 0 }
     }
 
-    /// Returns at the next signal. Dropping the future loses none.
+    /// Returns at the next signal. Dropping the future loses no signal.
     pub(crate) async fn wait(&mut self) {
         self.signals.recv().await;
         self.count += 1;
@@ -89,7 +89,7 @@ pub(crate) struct Hangup {
 
 impl Hangup {
     /// # Panics
-    /// The system accepts no signal handlers, which no supported system does.
+    /// The system refuses signal handlers, which does not happen on supported systems.
     pub(crate) fn new() -> Self {
         #[cfg(unix)]
         {
@@ -101,7 +101,7 @@ impl Hangup {
         Self {}
     }
 
-    /// Returns at the next signal, which Windows does not have. Dropping the future loses none.
+    /// Returns at the next signal, which Windows does not have. Dropping the future loses no signal.
     pub(crate) async fn wait(&mut self) {
         #[cfg(unix)]
         self.signal.recv().await;

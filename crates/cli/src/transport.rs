@@ -22,7 +22,7 @@ pub(crate) struct Ends {
     pub(crate) passive: Rdma,
 }
 
-/// Returns the ends of a command that is both.
+/// Returns the ends of a command that is both ends.
 ///
 /// # Errors
 /// The transport cannot be captured, or the capture cannot be written.
@@ -83,7 +83,7 @@ pub(crate) fn accepting_end(
 /// Returns the RDMA adapters.
 ///
 /// # Errors
-/// There are none, or the options do not go with them.
+/// There are no adapters, or the options do not apply to them.
 pub(crate) fn adapters(options: &CommonOptions, connect: &ConnectOptions) -> Result<Rdma> {
     let (settings, _) = captured(options, Some(connect))?;
     Rdma::new(settings)

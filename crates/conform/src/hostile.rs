@@ -339,7 +339,7 @@ fn message_without_a_credit(trial: &mut ServerTrial<'_>) -> Verdict {
     ends_at_most(trial, script, &WITHOUT_CREDIT)
 }
 
-/// How an end describes a message without a credit.
+/// The words with which an end describes a message without a credit.
 const WITHOUT_CREDIT: [&str; 2] = ["held no send credit", "a Send without a posted receive"];
 
 fn flood(trial: &mut ServerTrial<'_>) -> Verdict {

@@ -80,7 +80,7 @@ pub enum Stop {
     },
     /// The client connected, and did not begin to use the connection.
     Unused {
-        /// The message that was expected of it.
+        /// The message that was expected of the client.
         expected: &'static str,
         /// What it did instead.
         seen: String,
@@ -93,7 +93,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// Changes the words for what the specification requires, if the peer broke a rule.
+    /// Replaces the description of the requirement, if the peer broke a rule.
     #[must_use]
     pub(crate) fn with_expected(self, change: impl FnOnce(String) -> String) -> Self {
         match self {

@@ -1,5 +1,5 @@
-//! The seam between the cases and a peer: what a case can do with a server or a client, and what it
-//! knows about it.
+//! The interface between the cases and a peer: the operations that a case can do with a server or a client, and
+//! the facts that it has about the peer.
 //!
 //! Everything blocks, so that the same cases run over a network and against an engine in virtual
 //! time. Over a network, run the cases on a thread of their own.
@@ -74,7 +74,7 @@ pub trait Server {
     /// The server does not start.
     fn prepare(&mut self, requested: &PeerSettings) -> Verdict;
 
-    /// Returns what is known about the server since it was prepared.
+    /// Returns the facts about the server, as it was last prepared.
     fn facts(&self) -> PeerFacts;
 
     /// Makes a new RDMA connection. One receive of 512 bytes is posted before.
@@ -123,8 +123,8 @@ pub trait Client {
     /// Returns what is known about the client since the last [`accept`](Self::accept).
     fn facts(&self) -> PeerFacts;
 
-    /// Waits for the end of the action, and returns how it ended: with the client's words if it
-    /// failed, or `None` if this cannot be seen.
+    /// Waits for the end of the action, and returns how it ended: with the client's error message if it failed,
+    /// or `None` if the outcome cannot be seen.
     ///
     /// # Errors
     /// The client does not end.

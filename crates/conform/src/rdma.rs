@@ -85,8 +85,8 @@ impl RdmaServer {
         })
     }
 
-    /// Observes the bytes of connections below RDMA, for a capture. The provider observes those of
-    /// its own connections.
+    /// Observes the bytes of connections below RDMA, for a capture. The provider observes the bytes of its own
+    /// connections.
     #[must_use]
     pub fn with_watch(mut self, watch: Watch) -> Self {
         self.watch = Some(watch);

@@ -12,8 +12,8 @@ use crate::{
     upper::{Echo, Smb2, UpperLayer},
 };
 
-/// Returns the cases for servers: Microsoft's, the hostile peers, the known bugs. Those that can
-/// disable a server are the last.
+/// Returns the cases for servers: Microsoft's, the hostile peers, the known bugs. Cases that can disable a server
+/// are the last.
 pub fn server_cases() -> impl Iterator<Item = &'static Case> {
     let all = || server::cases().chain(hostile::CASES).chain(bugs::CASES);
     let harmless = all().filter(|case| !case.is_disruptive);
@@ -50,11 +50,10 @@ pub fn serves(server: &mut dyn Server, upper: &dyn UpperLayer) -> Verdict {
     ServerTrial::new(server, upper).serves()
 }
 
-/// Finds out which upper layer a server carries: it is sent an SMB2 NEGOTIATE request, which an
-/// echo returns unchanged.
+/// Detects the upper layer of a server by an SMB2 NEGOTIATE request, which an echo returns unchanged.
 ///
 /// # Errors
-/// The server does not negotiate SMB Direct, or its answer is of neither.
+/// The server does not negotiate SMB Direct, or its answer belongs to neither upper layer.
 pub fn detect(server: &mut dyn Server) -> Verdict<&'static dyn UpperLayer> {
     let mut trial = ServerTrial::new(server, &Smb2);
     let mut script = trial.session()?;

@@ -46,7 +46,7 @@ pub trait Answering {
     /// nearest possible length.
     ///
     /// # Errors
-    /// The message is none of this upper layer.
+    /// The message does not belong to this upper layer.
     fn reply(&mut self, request: &[u8], length: usize) -> Result<Vec<u8>, String>;
 
     /// Returns an answer to the next message of the client that ends the conversation, if there is

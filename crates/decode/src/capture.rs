@@ -162,7 +162,7 @@ impl<R: Read> Packets<R> {
     /// Returns the next packet; `None` at the end of the file.
     ///
     /// # Errors
-    /// The file ends within a packet, or contains what cannot be read.
+    /// The file ends within a packet, or contains data that cannot be read.
     pub fn next_packet(&mut self) -> Result<Option<Packet<'_>>, CaptureError> {
         loop {
             let skipped = self.skip.min(self.buffer.len() - self.start);
@@ -202,7 +202,7 @@ impl<R: Read> Packets<R> {
         }
     }
 
-    /// Appends the bytes that one read returns, so that a pipe delivers packets as they come.
+    /// Appends the bytes that one read returns, so that a pipe delivers packets as they arrive.
     fn more(&mut self) -> Result<(), CaptureError> {
         self.buffer.drain(..self.start);
         self.start = 0;

@@ -42,7 +42,7 @@ pub struct Event {
     /// The send credits that the initiator and the responder hold after it; `None` if the capture
     /// lacks something that they depend on.
     pub credits: [Option<u32>; 2],
-    /// The rules that its sender broke by it.
+    /// The rules that the sender broke by sending it.
     pub broken: Vec<Broken>,
 }
 
@@ -110,7 +110,7 @@ pub enum Sender {
     Initiator,
     /// The end that accepted the connection.
     Responder,
-    /// One end, if it is unknown which of them connected.
+    /// One of the two ends, if it is unknown which of them connected.
     A,
     /// The end that is not [`Sender::A`].
     B,
@@ -342,7 +342,7 @@ impl EventKind {
         }
     }
 
-    /// Returns the name of a message; `None` if it is no message.
+    /// Returns the name of a message; `None` for other events.
     pub fn name(&self) -> Option<&'static str> {
         let of_kind = |kind: &FrameKind| match kind {
             FrameKind::Request => "MPA Request",
@@ -517,7 +517,7 @@ pub enum Payload {
         command: Command,
         /// Whether it is a response.
         response: bool,
-        /// How its data moves, if not in the message.
+        /// How the data of a READ or WRITE moves, if it is not in the message.
         by_rdma: Option<ByRdma>,
     },
     /// The SMB2 header of a message is not in the capture.
@@ -551,7 +551,7 @@ impl Payload {
         })
     }
 
-    /// Returns how the data of the message moves, if not in the message.
+    /// Returns how the data of a READ or WRITE moves, if it is not in the message.
     pub const fn by_rdma(&self) -> Option<ByRdma> {
         match self {
             Self::Smb2 { by_rdma, .. } => *by_rdma,

@@ -1,4 +1,4 @@
-//! An iWARP connection: startup, and the messages that DDP segments make up.
+//! An iWARP connection: startup, and the messages that DDP segments form.
 
 mod startup;
 mod tagged;

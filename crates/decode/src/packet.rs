@@ -28,7 +28,7 @@ pub(crate) struct Head {
     pub(crate) from: SocketAddr,
     pub(crate) to: SocketAddr,
     pub(crate) sequence: u32,
-    /// The acknowledgement number: what its sender has seen of the other direction.
+    /// The acknowledgement number: the position up to which the sender has received the other direction.
     pub(crate) acknowledged: Option<u32>,
     /// The field for the receive window.
     pub(crate) window: u16,
@@ -64,7 +64,7 @@ pub(crate) enum Content<'a> {
     Roce(Datagram<'a>),
     /// A fragment of an IP packet; fragments are not reassembled.
     Fragment,
-    /// It is not understood; this names it.
+    /// The packet is not understood; this is the name of its protocol.
     Unread(String),
     Other,
 }
@@ -108,8 +108,8 @@ fn segment<'a>(ip: &LaxIpSlice<'a>, tcp: &TcpSlice<'a>, missing: u32) -> Segment
     }
 }
 
-/// Returns how many bytes of an IP packet are not in the file; `missing` are not there of the
-/// packet as a whole, which may be padding after it.
+/// Returns how many bytes of an IP packet are not in the file. Of the whole packet `missing` bytes are not in the
+/// file, some of which may be padding after the IP packet.
 fn missing_bytes(ip: &LaxIpSlice<'_>, missing: u32) -> u32 {
     let (claimed, headers) = match ip {
         LaxIpSlice::Ipv4(ip) => {
@@ -145,8 +145,8 @@ fn datagram<'a>(ip: &LaxIpSlice<'a>, udp: &UdpSlice<'a>, udp_ports: &[u16]) -> D
     }
 }
 
-/// Returns what the ICRC covers of the IP and UDP headers; `None` if there are IP options or
-/// extension headers.
+/// Returns the fields of the IP and UDP headers that the ICRC covers; `None` if there are IP options or extension
+/// headers.
 fn header(ip: &LaxIpSlice<'_>, udp: &UdpSlice<'_>) -> Option<DatagramHeader> {
     let ip = match ip {
         LaxIpSlice::Ipv4(ip) => ipv4(ip),
@@ -185,7 +185,7 @@ const GRH_LENGTH: usize = 40;
 /// The next header of a GRH before a BTH.
 const NEXT_HEADER_BTH: u8 = 0x1b;
 
-/// Reads a packet of RoCEv1 after its Global Route Header, which is like that of IPv6.
+/// Reads a packet of RoCEv1 after its Global Route Header, which is like an IPv6 header.
 fn roce_v1(bytes: &[u8]) -> Option<Datagram<'_>> {
     let (header, rest) = bytes.split_first_chunk::<GRH_LENGTH>()?;
     if header[6] != NEXT_HEADER_BTH {

@@ -14,9 +14,9 @@ pub(super) enum Core<'a> {
     RoceV1(&'a [u8]),
     /// A fragment of an IP packet.
     Fragment,
-    /// It is not understood; this names it.
+    /// The packet is not understood; this is the name of its protocol.
     Unread(String),
-    /// Nothing that carries TCP or RoCE, or a header that is cut or damaged.
+    /// The header carries neither TCP nor RoCE, or it is cut or damaged.
     Other,
 }
 
@@ -29,7 +29,7 @@ const MAX_HEADERS: usize = 32;
 #[derive(Clone, Copy)]
 enum Layer {
     Ethernet,
-    /// The meaning of an Ethertype. The name is that of the field in the header before.
+    /// The meaning of an Ethertype. The name is the name of the field in the header before.
     Type(u16, &'static str),
     Ip,
     ServiceHeader,
@@ -43,7 +43,7 @@ enum Peeled<'a> {
 
 use Peeled::Layer as Next;
 
-/// Peels a packet of a link type of the registry of tcpdump.org; `udp_ports` are those of RoCE.
+/// Peels a packet of a link type of the registry of tcpdump.org; `udp_ports` are the ports of RoCE.
 pub(super) fn peel<'a>(link: u32, data: &'a [u8], udp_ports: &[u16]) -> Core<'a> {
     let mut next = match link {
         1 => after(Layer::Ethernet, data, 0),
@@ -84,12 +84,12 @@ fn peel_one<'a>(layer: Layer, data: &'a [u8], udp_ports: &[u16]) -> Option<Peele
     }
 }
 
-/// Returns what follows a header of `length` bytes.
+/// Returns the kind of header after a header of `length` bytes.
 fn after(layer: Layer, data: &[u8], length: usize) -> Option<Peeled<'_>> {
     Some(Next(layer, data.get(length..)?))
 }
 
-/// Returns what follows a number at `at`, which is an Ethertype.
+/// Returns the kind of header that the Ethertype at `at` announces.
 fn typed<'a>(name: &'static str, data: &'a [u8], at: usize) -> Option<Peeled<'a>> {
     after(Layer::Type(short(data, at)?, name), data, at + 2)
 }
@@ -107,7 +107,7 @@ fn short(data: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Returns what follows a header of VXLAN-GPE or NSH, whose numbers of protocols are the same.
+/// Returns the kind of header after a header of VXLAN-GPE or NSH, which use the same protocol numbers.
 fn numbered<'a>(
     number: u8,
     name: &'static str,
@@ -189,7 +189,7 @@ fn sliced<'a>(packet: LaxSlicedPacket<'a>, udp_ports: &[u16]) -> Option<Peeled<'
     match packet.transport {
         Some(TransportSlice::Udp(udp)) if !udp_ports.contains(&udp.destination_port()) => {
             match udp.destination_port() {
-                // Also its Generic Protocol Extension, and the port that Linux takes.
+                // The ports include the Generic Protocol Extension, and the port that Linux uses.
                 4789 | 4790 | 8472 => vxlan(udp.payload()),
                 6081 => geneve(udp.payload()),
                 6635 => mpls(udp.payload()),

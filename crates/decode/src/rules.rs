@@ -1,6 +1,6 @@
 //! The rules that a capture is checked against, in the words of `specs`.
 
-/// Returns the text of a rule; empty if it is none of these.
+/// Returns the text of a rule; empty for an unknown rule.
 pub fn rule_text(rule: &str) -> &'static str {
     let found = RULES.iter().find(|(id, _)| *id == rule);
     found.map_or("", |(_, text)| text)

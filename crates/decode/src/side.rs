@@ -2,8 +2,8 @@
 
 use std::ops::{Deref, DerefMut, Index, IndexMut, Not};
 
-/// A side of a connection, or the direction in which it sends. A is the one that the capture shows first. Which of
-/// them is the initiator may become known later, or never.
+/// A side of a connection, or the direction in which it sends. A is the side that the capture shows first. Which
+/// of them is the initiator may become known later, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     A,

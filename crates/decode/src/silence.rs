@@ -1,8 +1,8 @@
 //! Silence that breaks a rule: an end leaves its peer without a send credit.
 //!
-//! An end that has received a message and has no receive left posts at least one and grants it
-//! (3.1.5.9). The specification gives no time for this. Windows and this implementation end a
-//! connection after [`GRANT_TIMEOUT`] without a credit, so that is when the rule counts as broken.
+//! An end that has received a message and has no receive left posts at least one and grants it (3.1.5.9). The
+//! specification gives no time for this. Windows and this implementation end a connection after [`GRANT_TIMEOUT`]
+//! without a credit, so the rule counts as broken after that time.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,7 +16,7 @@ const MAX_STREAMS: usize = 2048;
 /// Watches the credits of all streams, over iWARP and over RoCE.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// When the initiator and the responder of a stream spent their last credit, if they have got
+    /// The times when the initiator and the responder of a stream spent their last credit, if they have received
     /// none since.
     streams: HashMap<u32, [Option<Duration>; 2]>,
 }

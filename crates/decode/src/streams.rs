@@ -98,7 +98,7 @@ pub struct RoceCounts {
     /// Unreliable datagrams, except those of the CM for a known connection.
     #[serde(skip)]
     pub datagrams: u64,
-    /// Connections, or directions of some, that do not show SMB Direct.
+    /// Connections, or single directions, that do not show SMB Direct.
     #[serde(rename = "roce_other_connections")]
     pub other_connections: u64,
 }
@@ -124,10 +124,10 @@ enum Upper {
     Nothing,
 }
 
-/// Most connections that are followed at the same time; above, those without packets for longest
+/// Most connections that are followed at the same time; beyond that, the connections without packets for longest
 /// are given up.
 const MAX_CONNECTIONS: usize = 2048;
-/// Connections without data that are enough to make room by them alone.
+/// Number of connections without data at which giving up only such connections makes enough room.
 const MIN_ROOM: usize = 64;
 /// Most bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
@@ -204,7 +204,7 @@ impl Streams {
         }
     }
 
-    /// Reports what is left when the capture ends.
+    /// Reports the remaining events when the capture ends.
     pub fn finish(&mut self, sink: Sink<'_>) {
         let mut entries: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
         entries.sort_by_key(|entry| entry.seen);
@@ -385,7 +385,7 @@ impl Entry {
         }
     }
 
-    /// Reports what waits for bytes that will not come.
+    /// Reports the items that wait for bytes that will not arrive.
     fn flush(&mut self, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
         self.connection.flush(&mut |side, piece, position| {

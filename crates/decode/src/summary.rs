@@ -43,7 +43,7 @@ pub struct Summary {
     pub broken: BTreeMap<&'static str, BrokenRule>,
 }
 
-/// The fewest send credits that the ends of a stream had after a message of theirs.
+/// The fewest send credits that each end of a stream had after one of its messages.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct LowestCredits {
     /// The number of the stream.
@@ -77,7 +77,7 @@ pub struct RoceTotals {
     pub bad: u64,
 }
 
-/// How often a rule was broken, and where first.
+/// The number of times that a rule was broken, and the place of the first.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct BrokenRule {
     /// Its id in `specs`.

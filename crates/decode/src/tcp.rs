@@ -1,13 +1,13 @@
 //! One TCP connection of a capture: the bytes of both directions, in a possible order.
 //!
-//! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait for those
+//! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait for the bytes
 //! before them. Acknowledgements order the two directions: bytes whose sender had seen some of the other
-//! direction wait until those have been reported, so an answer never comes before what it answers, whatever the
-//! order of the packets in the file. Nothing is reported before the capture has shown both halves of the
+//! direction wait until those have been reported, so an answer never comes before its question, independent of
+//! the order of the packets in the file. Nothing is reported before the capture has shown both halves of the
 //! handshake, or enough packets to suggest that the handshake is missing.
 //!
-//! Bytes that never come are a gap. It is reported when the peer has acknowledged the missing bytes
-//! and they still have not appeared, when too much waits for them, or when the capture ends.
+//! Bytes that never arrive are a gap. It is reported when the peer has acknowledged the missing bytes and they
+//! still have not appeared, when too much waits for them, or when the capture ends.
 //!
 //! A packet outside of the receive window of RFC 9293 is a stray one, which changes nothing: its bytes wait, and
 //! are discarded if the peer continues without offering room for them. A SYN within a connection begins another
@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     /// Whether a packet had data.
     pub(super) has_data: bool,
     reset: Option<Reset>,
-    /// A SYN that is not of this connection.
+    /// A SYN that does not belong to this connection.
     candidate: Option<Candidate>,
     pub(super) ended: bool,
 }
@@ -144,7 +144,7 @@ impl Connection {
         self.ended = self.streams.iter().all(|stream| stream.ended);
     }
 
-    /// Reports what waits, with the gaps before it.
+    /// Reports the waiting bytes, with the gaps before them.
     pub(crate) fn flush(&mut self, sink: PieceSink<'_>) {
         if !self.started {
             self.start(sink);
@@ -222,7 +222,7 @@ impl Connection {
         self.streams[!side].acknowledge(number, window.min(MAX_WINDOW))
     }
 
-    /// Handles a RST, which ends the direction for what comes after it in sequence.
+    /// Handles a RST, which ends the direction for the bytes after it in sequence.
     fn take_reset(&mut self, side: Side, segment: &Segment<'_>, position: Position) {
         let (this, other) = (&self.streams[side], &self.streams[!side]);
         let answers = segment

@@ -17,7 +17,7 @@ const SMALLEST_REGION: usize = 64 << 10;
 const LARGEST_REGION: usize = 16 << 20;
 /// Number of size classes.
 const CLASSES: usize = (LARGEST_REGION / SMALLEST_REGION).ilog2() as usize + 1;
-/// Maximum number of bytes in free buffers, whatever the value of --memory.
+/// Maximum number of bytes in free buffers, independent of --memory.
 const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Free buffers of all connections.

@@ -28,7 +28,7 @@ pub enum Event<'a> {
         /// Sessions so far.
         total: u64,
     },
-    /// A client asked for what cannot be translated. The end of its session follows.
+    /// A client sent a request that cannot be translated. The end of its session follows.
     Refused {
         /// The number of the session, from 1.
         id: u64,
@@ -51,7 +51,7 @@ pub enum Event<'a> {
         ok: bool,
         /// Why it ended.
         ended: &'a str,
-        /// What it carried.
+        /// The traffic that it carried.
         #[serde(flatten)]
         carried: Carried,
         /// Sessions that are open now.
@@ -83,7 +83,7 @@ pub enum Event<'a> {
         failed: u64,
         /// Clients that were turned away because too many sessions were open.
         turned_away: u64,
-        /// What it carried.
+        /// The traffic that it carried.
         #[serde(flatten)]
         carried: Carried,
     },

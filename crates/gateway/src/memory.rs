@@ -1,11 +1,10 @@
 //! The memory budget for requests and answers in flight: bounded over all connections, with a fair part
 //! for each.
 //!
-//! Requests and answers have separate budgets, so an answer never waits for a request. (It must not,
-//! because the answer releases the memory of its request.) A connection that holds memory can hold at
-//! most its part. A connection that holds none can take a grant of any size, so every single request
-//! succeeds, however many connections there are. Connections wait for the shared budget in the order in
-//! which they asked.
+//! Requests and answers have separate budgets, so an answer never waits for a request. (It must not, because the
+//! answer releases the memory of its request.) A connection that holds memory can hold at most its part. A
+//! connection that holds none can take a grant of any size, so every single request succeeds, independent of the
+//! number of connections. Connections wait for the shared budget in the order in which they asked.
 
 use std::sync::{
     Arc,

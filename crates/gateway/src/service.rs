@@ -99,8 +99,8 @@ impl Service {
             .clone()
     }
 
-    /// Sets the settings for sessions that begin later. The memory is that of the running gateway, which limits the
-    /// number of connections.
+    /// Sets the settings for sessions that begin later. The memory is the budget of the running gateway, which
+    /// limits the number of connections.
     pub fn set_live(&self, mut live: Live) {
         let affordable = self.settings.affordable_connections();
         live.max_connections = live.max_connections.min(affordable);
@@ -141,7 +141,7 @@ impl Service {
         });
     }
 
-    /// Returns what the gateway is doing, in one line.
+    /// Returns the state of the gateway, in one line.
     pub fn title(&self) -> String {
         format!("gateway {} to {}", self.listening, self.live().upstream)
     }

@@ -1,4 +1,4 @@
-//! The settings of a gateway that stay as they are while it runs.
+//! The settings of a gateway that do not change while it runs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum Protocol {
     Tcp,
 }
 
-/// The settings of a gateway that stay as they are while it runs.
+/// The settings of a gateway that do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The protocol of the clients.

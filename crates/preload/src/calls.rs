@@ -1,4 +1,4 @@
-//! The functions that replace those of the C library.
+//! The functions that replace functions of the C library.
 
 use std::{
     ffi::{c_int, c_void},
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn getpeername(
 }
 
 /// Connects a socket whose first data shall go with the SYN (TCP Fast Open): it goes after the handshake. Returns
-/// `None` if the call is none for the broker.
+/// `None` if the call is not for the broker.
 ///
 /// # Safety
 /// The arguments are those of `connect`.

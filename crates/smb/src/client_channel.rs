@@ -5,10 +5,9 @@
 //! * WRITE: the gateway reads the data from the client's memory by RDMA, and sends the request with the
 //!   data to the server.
 //!
-//! Interim answers are forwarded unchanged. The final answer to a request with
-//! SMB2_CHANNEL_RDMA_V1_INVALIDATE, whatever its status, invalidates the token of the request's first
-//! descriptor. All other messages are forwarded byte for byte. If a translation could be wrong, the
-//! result is a [`Refusal`] or a [`ServerFault`].
+//! Interim answers are forwarded unchanged. The final answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE,
+//! with any status, invalidates the token of the request's first descriptor. All other messages are forwarded
+//! byte for byte. If a translation could be wrong, the result is a [`Refusal`] or a [`ServerFault`].
 
 mod checks;
 mod compound;

@@ -151,9 +151,9 @@ impl Client {
         let connecting = smb2::Tree::connect(&mut self.smb, name);
         let tree = self.transport.request(connecting).await;
         // The crate reports this only for an asynchronous answer. Its header has an AsyncId in place of the
-        // TreeId ([MS-SMB2] 2.2.1.1), and nothing tells with certainty that a server put a TreeId there all the
-        // same, as smbclient assumes. A wrong TreeId would reach another share, so this one is given up, and the
-        // session lives.
+        // TreeId ([MS-SMB2] 2.2.1.1), and it cannot be determined with certainty whether a server put a TreeId
+        // there nevertheless, as smbclient assumes. A wrong TreeId would reach another share, so this share is
+        // given up, and the session stays open.
         let tree = tree.map_err(|error| match error {
             Error::Smb2(smb2::Error::InvalidData { .. }) => Error::Answer {
                 command: Command::TreeConnect,

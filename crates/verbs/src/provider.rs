@@ -44,7 +44,7 @@ impl Verbs {
     /// peer.
     ///
     /// # Errors
-    /// RDMA is not available on this machine. The error says what to install or load.
+    /// RDMA is not available on this machine. The error names the package to install or the module to load.
     pub fn new(config: VerbsConfig) -> Result<Self, Unavailable> {
         let functions = load()?;
         let devices = device::devices(&functions)?;
@@ -68,7 +68,8 @@ impl Verbs {
     /// Returns the devices of this machine, including unusable ones.
     ///
     /// # Errors
-    /// There is no device, or RDMA is not available. The error says what to install or load.
+    /// There is no device, or RDMA is not available. The error names the package to install or the module to
+    /// load.
     pub fn devices() -> Result<Vec<Device>, Unavailable> {
         match device::devices(&load()?)? {
             devices if devices.is_empty() => Err(Unavailable::NoDevice),

@@ -1,5 +1,4 @@
-//! tokio with a length before each message, for comparison: what an asynchronous program would use
-//! over TCP.
+//! tokio with a length before each message, for comparison: the usual way for an asynchronous program to use TCP.
 
 use std::{future::poll_fn, pin::Pin, time::Instant};
 

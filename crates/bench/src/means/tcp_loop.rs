@@ -225,7 +225,7 @@ impl Work {
             last: false,
             messages: 0,
             started,
-            // The events of edges that earlier bursts saw do not come again.
+            // Edge-triggered events that an earlier burst has taken are not reported again.
             readable: true,
             writable: true,
         }
@@ -242,7 +242,7 @@ impl Work {
         }
     }
 
-    /// Makes one system call, and goes on to the next step if it completes this one.
+    /// Makes one system call, and continues with the next step if the call completes this one.
     fn advance(
         &mut self,
         stream: &mut TcpStream,
@@ -313,7 +313,7 @@ impl Work {
         Ok(())
     }
 
-    /// Writes more of a message, and returns whether that was the rest of it.
+    /// Writes more of a message, and returns whether the message is complete.
     fn write(&mut self, stream: &mut TcpStream, message: &[u8]) -> Result<bool> {
         match moved(stream.write(&message[self.moved..]))? {
             Moved::None => {
@@ -325,7 +325,7 @@ impl Work {
         Ok(self.is_whole(message.len()))
     }
 
-    /// Reads more of a message, and returns whether that was the rest of it.
+    /// Reads more of a message, and returns whether the message is complete.
     fn read(&mut self, stream: &mut TcpStream, message: &mut [u8]) -> Result<bool> {
         let length = message.len();
         match moved(stream.read(&mut message[self.moved..]))? {
@@ -379,7 +379,7 @@ impl Work {
     }
 }
 
-/// Tells a connection that is not ready from one that is broken.
+/// Distinguishes a connection that is not ready from a broken one.
 fn moved(result: io::Result<usize>) -> Result<Moved> {
     match result {
         Ok(0) => Err(io::Error::from(ErrorKind::UnexpectedEof)).context("plain TCP"),

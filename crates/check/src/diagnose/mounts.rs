@@ -29,7 +29,7 @@ pub(super) fn section(facts: &Facts) -> Option<Section> {
     })
 }
 
-/// Returns the mounts that the question is about.
+/// Returns the mounts to diagnose.
 pub(super) fn relevant(facts: &Facts) -> impl Iterator<Item = &Mount> {
     let mounts = facts.machine.client.mounts.iter();
     mounts.filter(|mount| match &facts.remote {
@@ -161,7 +161,7 @@ fn host(mount: &Mount) -> &str {
     server.split('/').next().unwrap_or(server)
 }
 
-/// Returns the commands that mount again with an option more.
+/// Returns the commands that mount again with an additional option.
 fn remount(mount: &Mount, option: &str) -> String {
     let user = quoted(mount.value("username").unwrap_or("USER"));
     let (source, directory) = (quoted(&mount.source), quoted(&mount.directory));

@@ -103,7 +103,7 @@ fn route(remote: &Remote, route: &Result<Route, String>, machine: &Machine) -> S
     }
 }
 
-/// Compares the MTU of the interface with what the path and the server take.
+/// Compares the MTU of the interface with the packet sizes that the path and the server accept.
 fn mtu(route: &Route, path: &Path, remote: &Remote) -> Option<Step> {
     const NAME: &str = "MTU";
     let mtu = route.mtu?;

@@ -26,8 +26,7 @@ pub(super) fn conclude(facts: &Facts, sections: Vec<Section>) -> Diagnosis {
     }
 }
 
-/// Returns the verdict for mounts that do not use RDMA, which is what the question is about if
-/// there are any.
+/// Returns the verdict for mounts that do not use RDMA. If there are any, the diagnosis is about them.
 fn mounts_over_tcp(facts: &Facts, sections: &[Section]) -> Option<String> {
     let relevant: Vec<_> = mounts::relevant(facts).collect();
     let faulty: Vec<&Step> = sections

@@ -39,8 +39,8 @@ fn after_colon(text: &str) -> String {
     value.trim().to_owned()
 }
 
-/// Returns the network interface of an adapter: as its table of GIDs says, else the interface with
-/// the same hardware address.
+/// Returns the network interface of an adapter, from its table of GIDs, or else the interface with the same
+/// hardware address.
 fn interface(root: &Root, interfaces: &[Interface], name: &str) -> Option<String> {
     let port = format!("sys/class/infiniband/{name}/ports/1");
     let devices = format!("{port}/gid_attrs/ndevs");

@@ -94,7 +94,7 @@ impl Candidate {
         })
     }
 
-    /// Returns that there are none: adapters are used through rdma-core, which is for Linux.
+    /// Returns no adapters, because they are used through rdma-core, which exists on Linux only.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn adapter(_: Fabric, _: &str) -> Result<Self, String> {
         Err("rdma-core is for Linux".into())

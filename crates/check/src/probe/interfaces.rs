@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::root::Root;
 use crate::facts::Interface;
 
-/// Reads the interfaces. Their addresses come from the system, unless the root is a test's.
+/// Reads the interfaces. Their addresses come from the system, unless a test has set the root.
 pub(super) fn read(root: &Root) -> Vec<Interface> {
     let addresses = if root.is_real() {
         addresses()

@@ -21,7 +21,7 @@ pub(super) fn read(root: &Root) -> Client {
                     .iter()
                     .any(|share| share.eq_ignore_ascii_case(&wanted))
         });
-        // Two mounts of a share can have different connections; an encrypted one is told apart.
+        // Two mounts of a share can have different connections; an encrypted one is recognised.
         let candidates: Vec<_> = with_share.collect();
         let same_protection = candidates
             .iter()
@@ -102,7 +102,7 @@ fn connections(debug: &str) -> Vec<ClientConnection> {
             in_interfaces = false;
             radix = 10;
         }
-        // Older kernels print the numbers of SMB Direct so.
+        // Older kernels print the numbers of SMB Direct in this form.
         if line.starts_with("SMBDirect (in hex)") {
             radix = 16;
         }

@@ -112,7 +112,7 @@ mod ping {
                 Ok(socket) => (socket, false),
                 Err(_) => (open(Type::RAW)?, true),
             };
-            // Sends packets of the interface's MTU, whatever an earlier ICMP error said.
+            // Sends packets of the interface's MTU, also after an ICMP error that reported a smaller one.
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE)?;
             socket.connect(&SocketAddrV4::new(address, 0).into())?;
             Ok(Self {

@@ -1,4 +1,4 @@
-//! TCP connections, and what their failures mean.
+//! TCP connections, and the meaning of their failures.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::facts::Tcp;
 /// Longest time for TCP to connect: a lost SYN is repeated after a second.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Connects. Returns what the answer means, and the connection.
+/// Connects. Returns the meaning of the answer, and the connection.
 pub(super) async fn connect(address: SocketAddr, limit: Duration) -> (Tcp, Option<TcpStream>) {
     match timeout(limit, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => (Tcp::Open, Some(stream)),

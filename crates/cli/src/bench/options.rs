@@ -243,7 +243,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Checks that cores can be kept awake, and ends can spin, where they run.
+    /// Checks that the chosen cores can be kept awake, and that the ends can spin on them.
     fn check_sleep(&self, placement: Placement) -> Result<()> {
         if self.keep_awake && placement == Placement::Free {
             return Err(usage(

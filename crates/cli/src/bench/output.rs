@@ -13,7 +13,7 @@ use smbdirect_bench::{
 use super::{options::Bench, table};
 use crate::report::{self, Report};
 
-/// The events besides those of the rows.
+/// The events other than rows.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
@@ -59,7 +59,7 @@ pub(super) fn print_head(bench: &Bench, report: &Report, choice: &Choice) {
     ));
 }
 
-/// Measures `rows` alternately, and shows how far it is.
+/// Measures `rows` alternately, and shows the progress.
 ///
 /// # Errors
 /// The ends cannot work together any more.
@@ -120,7 +120,7 @@ pub(super) fn finish(
     });
 }
 
-/// Returns what disturbed the measurement, a phrase each. `load` is that before and after it.
+/// Returns what disturbed the measurement, a phrase each. `load` is the load of the machine before and after it.
 fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
     let mut noise = Vec::new();
     if let Some(spread) = summary.spread() {
@@ -164,7 +164,7 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
     noise
 }
 
-/// Reports that something was asked for and not done.
+/// Reports a requested measurement that was not made.
 pub(super) fn skipped(report: &Report, what: &str, why: &str) {
     report.line(report.style.dim(&format!("skipped: {what}: {why}")));
     report.event(&Event::Skipped { what, why });

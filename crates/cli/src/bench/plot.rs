@@ -23,7 +23,7 @@ struct Curve {
 /// Draws the rows of a summary as an SVG picture.
 ///
 /// # Errors
-/// No row has two sizes to draw a line between.
+/// No row was measured with two sizes, so there is no line to draw.
 pub(crate) fn draw(summary: &Summary) -> Result<String> {
     let curves = curves(summary);
     let points = || curves.iter().flat_map(|curve| &curve.points);
@@ -94,7 +94,7 @@ fn stands_for(other: &Work, work: &Work) -> bool {
 const SIZE: (u32, u32) = (1100, 680);
 /// Factor between the highest rate and the top of the picture.
 const HEADROOM: f64 = 1.3;
-/// Colours that can be told apart without red and green.
+/// Colours that can be distinguished without seeing red and green.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 90, 181),
     RGBColor(220, 50, 32),

@@ -137,7 +137,7 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
         .with_context(|| format!("{address} has no addresses"))
 }
 
-/// Serves as the far end of one bench after the other.
+/// Serves as the far end of one bench at a time, until it is stopped.
 ///
 /// # Errors
 /// Listening fails.

@@ -99,7 +99,7 @@ fn print_histogram(report: &Report, round_trips: &RoundTrips) {
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Returns a size as `64 B` or `64 KiB`; sizes that are no multiple are in bytes.
+/// Returns a size as `64 B` or `64 KiB`; a size that is not a multiple of 1 KiB is in bytes.
 pub(crate) fn size(bytes: u32) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),

@@ -158,7 +158,7 @@ impl Output {
         ));
     }
 
-    /// Returns a function that shows that a connection is waited for.
+    /// Returns a function that shows that the command waits for a connection.
     pub(super) fn waiting(&self) -> impl FnMut() + 'static {
         let progress = self.progress.clone();
         move || {

@@ -154,7 +154,7 @@ fn or(number: Option<u32>, unknown: &str) -> String {
     number.map_or_else(|| unknown.into(), |number| number.to_string())
 }
 
-/// Describes an event that is no Data Transfer.
+/// Describes an event other than a Data Transfer.
 fn words(kind: &EventKind, style: Style) -> String {
     let words = match kind {
         EventKind::Startup(frame) => startup(frame),
@@ -404,7 +404,7 @@ fn roce_streams(report: &Report, summary: &Summary) {
     }
 }
 
-/// Describes packets other than those of SMB Direct, and what could not be read.
+/// Describes packets that are not of SMB Direct, and the parts of the capture that could not be read.
 fn beside(report: &Report, summary: &Summary) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);

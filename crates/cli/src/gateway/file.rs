@@ -1,7 +1,7 @@
 //! `--config FILE`: a TOML file with the names and the values of the options.
 //!
-//! Each key is an option of the command without its dashes, and is checked by the option itself. So
-//! the file and the command line cannot differ. Options on the command line take precedence.
+//! Each key is an option of the command without its dashes, and is checked by the option itself. So the file and
+//! the command line accept the same values. Options on the command line take precedence.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ impl SettingsFile {
     /// file that have changed since it was last read.
     ///
     /// # Errors
-    /// The file cannot be read, or the line that is wrong and why.
+    /// The file cannot be read, or a line is wrong; the error names the line and the reason.
     pub(super) fn load<T: Args + FromArgMatches>(&mut self) -> Result<(T, BTreeSet<String>)> {
         let command = T::augment_args(Command::new("smbdirect"));
         let matches = command
@@ -134,7 +134,7 @@ fn name(argument: &Arg) -> Option<&str> {
     }
 }
 
-/// Says that no option has the name of a key, and which one is nearest.
+/// Returns an error for a key that is not the name of an option, with the most similar name.
 fn unknown(command: &Command, key: &str) -> String {
     let names = command.get_arguments().filter_map(name);
     let names = names.filter(|name| !NOT_IN_FILES.contains(name));

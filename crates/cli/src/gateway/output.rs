@@ -131,7 +131,7 @@ fn show_summary(report: Report, total: u64, failed: u64, carried: &Carried) {
     ));
 }
 
-/// Returns what was carried, as a part of a line.
+/// Returns the traffic, as a part of a line.
 fn in_words(carried: &Carried) -> String {
     let mut words = format!(
         "to server {}, {}  to client {}, {}",

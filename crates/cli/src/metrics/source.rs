@@ -6,9 +6,9 @@ use smbdirect::metrics::{Family, Kind, snapshot};
 
 use super::{status::Status, text};
 
-/// The figures that a command adds to those of its SMB Direct connections.
+/// The figures of a command besides the figures of its SMB Direct connections.
 pub(crate) trait Figures: Send + Sync + 'static {
-    /// Returns what the command is doing, in one line, for `top`.
+    /// Returns the activity of the command, in one line, for `top`.
     fn title(&self) -> String;
 
     fn families(&self) -> Vec<Family>;

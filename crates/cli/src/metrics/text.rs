@@ -9,7 +9,7 @@ use smbdirect::{
     metrics::{Family, Kind, Sample, Value},
 };
 
-/// Returns the figures, and those of the process, as Prometheus text.
+/// Returns the figures of the command and of the process, as Prometheus text.
 pub(super) fn encode(families: Vec<Family>) -> String {
     let mut families: Vec<_> = families.into_iter().map(family).collect();
     families.extend(process());

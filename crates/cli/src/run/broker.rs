@@ -230,12 +230,12 @@ impl Connector {
                 report::error(&anyhow::Error::new(error).context(format!(
                     "no SMB Direct connection to {server} for the program"
                 )));
-                // A program that does not wait for the answer has no socket for it any more.
+                // A program that no longer waits for the answer has closed the socket for it.
                 let _ = program
                     .write_all(&number.raw_os_error().to_ne_bytes())
                     .await;
                 if number == Errno::TIMEDOUT {
-                    // The program's system reports the same, when its own limit has passed.
+                    // The operating system reports the same error to the program when its own limit has passed.
                     let mut end = self.end.subscribe();
                     let _ = timeout(SYN_TIMEOUT, end.wait_for(|end| *end)).await;
                 }

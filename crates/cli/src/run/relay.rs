@@ -34,7 +34,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which processes that outlive the program keep their connections.
 const LEFT_BEHIND_LIMIT: Duration = Duration::from_secs(5);
 
-/// Bytes of the program's stream that are read ahead.
+/// Number of bytes of the program's stream that are read ahead.
 const READ_AHEAD_BYTES: usize = 64 << 10;
 
 const CUT_OFF: &str = "it hung up in the middle of a message";
@@ -87,7 +87,7 @@ pub(super) async fn relay(
         let _ = end.wait_for(|end| *end).await;
         sleep(LEFT_BEHIND_LIMIT).await;
         while !is_open() {
-            // The program is gone, and its last messages leave.
+            // The program has ended, and its last messages are sent.
             sleep(MAX_CHECK_INTERVAL).await;
         }
         warn!(peer = %connection.remote_address(), "a connection that the program has left open is cut off");

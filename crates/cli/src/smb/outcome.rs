@@ -1,4 +1,4 @@
-//! The last line of `get` and `put`: what was moved, how fast and how.
+//! The last line of `get` and `put`: the amount, the rate and the way of the transfer.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -10,7 +10,7 @@ use crate::signals::{Interrupted, Stopped, unless, unless_urgent};
 
 use super::session::Session;
 
-/// Bytes of one request, if the server takes as many.
+/// Bytes of one request, if the server accepts requests of this size.
 const REQUEST_BYTES: usize = 1 << 20;
 /// Bytes of the requests that are outstanding. More do not make a transfer faster.
 const OUTSTANDING_BYTES: usize = 8 << 20;

@@ -196,7 +196,7 @@ impl Source {
     fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
         let not_a_file = || usage(format!("{shown} is not a regular file"));
-        // Windows opens no directory, and names another reason.
+        // Windows does not open directories, and its error names another reason.
         if path.is_dir() {
             return Err(not_a_file());
         }
@@ -280,8 +280,8 @@ impl Unfinished<'_> {
         closed
     }
 
-    /// Says what is on the server if it did not answer the request for the name. Returns the error to report. A file
-    /// that `is_temporary` is complete, or the server deletes it.
+    /// Reports the state of the file on the server if the server did not answer the request for the name. Returns
+    /// the error to report. A file that `is_temporary` is complete, or the server deletes it.
     fn unknown(&self, is_temporary: bool, stopped: Stopped) -> anyhow::Error {
         let place = report::printable(&self.place.to_string());
         report::error(&anyhow!("{place} is complete if it exists now"));
@@ -292,7 +292,7 @@ impl Unfinished<'_> {
         }
     }
 
-    /// Removes the file, or says that it may be left. Returns the error for which it is removed.
+    /// Removes the file, or reports that it may remain on the server. Returns the error for which it is removed.
     async fn remove(
         &self,
         file: File,

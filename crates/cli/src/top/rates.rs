@@ -12,7 +12,7 @@ pub(super) struct Rates {
     before: Option<Status>,
 }
 
-/// A status with the rates since the one before.
+/// A status with the rates since the previous status.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rated {
     event: &'static str,

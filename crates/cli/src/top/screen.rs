@@ -150,7 +150,7 @@ mod tests {
         *,
     };
 
-    /// Returns what is on a screen of this size.
+    /// Returns the content of a screen of this size.
     fn drawn(
         size: (u16, u16),
         connections: u64,

@@ -270,7 +270,8 @@ mod tests {
                 match Frame::decode(bytes.slice(..length)) {
                     Err(TransferError::Protocol(_)) => {}
                     Err(error) => panic!("{frame:?} at {length}: {error:?}"),
-                    // Text that runs to the end of the message is shorter when cut.
+                    // A text that extends to the end of the message stays valid when it is cut, and is then
+                    // shorter.
                     Ok(cut) => assert!(
                         cut != frame && matches!(cut, Frame::Offer { .. } | Frame::Failed(_)),
                         "{cut:?}"

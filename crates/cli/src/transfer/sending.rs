@@ -175,7 +175,7 @@ struct Sender<'a> {
     /// The offset of the next piece.
     offset: u64,
     pieces: mpsc::Receiver<Piece>,
-    /// Pieces that were sent and are not done at the receiver.
+    /// Pieces that were sent and that the receiver has not stored.
     in_flight: VecDeque<PieceInFlight>,
     /// Memory of the receiver to write to.
     memory: VecDeque<BufferDescriptorV1>,

@@ -29,7 +29,7 @@ pub(crate) trait Target: Send {
     fn publish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// A destination that stores nothing; the checksum is computed before.
+/// A destination that stores nothing. The checksum is computed before the data is passed to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nowhere;
 
@@ -143,7 +143,7 @@ impl Directory {
     /// Opens an existing directory, and removes the files of killed receivers.
     ///
     /// # Errors
-    /// It does not exist, is no directory, or cannot be written to.
+    /// It does not exist, is not a directory, or cannot be written to.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
@@ -159,7 +159,7 @@ impl Directory {
             }
         }
         let directory = Self { path };
-        // This fails now instead of with the first file.
+        // The failure is reported now instead of with the first file.
         if nameless::create(&directory.path).is_none() {
             let (path, file) = directory.create_temporary()?;
             drop((Temporary(path), file));
@@ -199,7 +199,7 @@ fn remove(path: &Path) {
 impl Store for Directory {
     fn create(&self, name: &str) -> io::Result<Box<dyn Target>> {
         let destination = self.path.join(name);
-        // This early check saves a transfer; `publish` makes sure.
+        // This early check avoids a useless transfer; `publish` does the final check.
         if fs::symlink_metadata(&destination).is_ok() {
             return Err(exists());
         }

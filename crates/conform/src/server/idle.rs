@@ -48,7 +48,7 @@ fn short_timers() -> PeerSettings {
     }
 }
 
-/// Returns what is known, if the case may wait for `intervals` keepalives.
+/// Returns the facts about the server, if the case may wait for `intervals` keepalives.
 fn patient(trial: &mut ServerTrial<'_>, intervals: u32) -> Verdict<PeerFacts> {
     trial.prepare(&short_timers())?;
     let facts = trial.facts();
@@ -120,7 +120,7 @@ fn idle_connection_server(trial: &mut ServerTrial<'_>) -> Verdict {
     script.works()?;
     for _ in 0..2 {
         keepalive(&mut script, since)?;
-        // The answer of the suite is a keepalive itself, as the specification says literally.
+        // The answer of the suite is a keepalive itself, as the specification literally requires.
         since = script.now();
         script.ask()?;
         let answer = script.next()?.header;

@@ -18,7 +18,7 @@ const fn case(
     Case::server((id, Group::Microsoft), title, section, does, run)
 }
 
-/// Length in bytes of what the suite calls a file of moderate size.
+/// Length in bytes of the suite's "file of moderate size".
 pub(super) const MODERATE_BYTES: usize = 65_536;
 
 pub(super) const CASES: &[Case] = &[

@@ -1,4 +1,4 @@
-//! The startup of a connection: the two MPA frames, and what they agree on.
+//! The startup of a connection: the two MPA frames, and their agreement.
 
 use std::collections::VecDeque;
 

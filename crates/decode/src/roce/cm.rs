@@ -16,8 +16,8 @@ use super::{
 };
 
 impl Roce {
-    /// Handles a datagram for the general services. Returns false if it is no message of the CM, or
-    /// one of a connection that is unknown.
+    /// Handles a datagram for the general services. Returns false if it is not a message of the CM, or belongs to
+    /// an unknown connection.
     pub(super) fn cm(
         &mut self,
         (from, to): (IpAddr, IpAddr),

@@ -1,4 +1,4 @@
-//! A reliable connection: the messages that packets make up, and SMB Direct on them.
+//! A reliable connection: the messages that packets form, and SMB Direct on them.
 
 mod requests;
 
@@ -77,7 +77,7 @@ struct DirectionState {
     writing: Option<Region>,
     /// Bytes and packets of a Read response whose request is not in the capture.
     reading: Option<(u64, u64)>,
-    /// Packets that were sent again, without another one so far.
+    /// Consecutive packets that were sent again.
     again: Option<(Psn, u64, Position)>,
     /// Packets of Read responses before their request.
     early: VecDeque<(Packet, Position)>,
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Takes a sign of which end is the initiator.
+    /// Learns from a packet which end is the initiator.
     fn learn_initiator(&mut self, initiator: Option<Side>, out: &mut Out<'_>) {
         if self.initiator.is_none() && initiator.is_some() {
             self.initiator = initiator;
@@ -169,7 +169,7 @@ impl Connection {
         packet.is_request() && self.directions[side].requests.is_foreign(packet.bth.psn)
     }
 
-    /// Returns whether the PSN of a response is one of the recent requests of a direction.
+    /// Returns whether the PSN of a response belongs to one of the recent requests of a direction.
     pub(super) fn may_answer(&self, side: Side, response: Psn) -> bool {
         let requests = &self.directions[side].requests;
         let recent = requests.next() - PAIRING_WINDOW..=requests.reach();
@@ -240,7 +240,7 @@ impl Connection {
 
     fn begin(&mut self, side: Side, queue_pair: u32, psn: u32) {
         self.ends[side].number = Some(queue_pair);
-        // It is the first PSN that this end expects, so the first one of the other direction.
+        // It is the first PSN that this end expects, and therefore the first PSN of the other direction.
         let this = &mut self.directions[!side];
         if !this.requests.has_started() {
             this.requests.start(Psn::new(psn));
@@ -316,7 +316,7 @@ impl Connection {
         self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
     }
 
-    /// Reports what waits for packets that will not come.
+    /// Reports the messages that wait for packets that will not arrive.
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let holds = |state: &DirectionState| state.requests.first_held().is_some();
         while self.directions.iter().any(holds) {

@@ -68,7 +68,7 @@ enum Fit {
     Open(u32, Side),
 }
 
-/// Most connections that are followed at the same time; above, those without packets for longest
+/// Most connections that are followed at the same time; beyond that, the connections without packets for longest
 /// are given up.
 const MAX_CONNECTIONS: usize = 2048;
 /// Most bytes of all connections that wait for missing packets.
@@ -145,7 +145,7 @@ impl Roce {
         }
     }
 
-    /// Reports what is left when the capture ends.
+    /// Reports the remaining messages when the capture ends.
     pub(crate) fn finish(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
         let mut loose: Vec<_> = self.loose.keys().copied().collect();
         loose.sort_unstable_by_key(|key| self.loose[key].first_frame());
@@ -207,7 +207,7 @@ impl Roce {
         }
     }
 
-    /// Finds what answers a loose direction, if it is certain.
+    /// Finds the direction that answers a loose direction, if that is certain.
     fn fit(&self, key: FlowKey) -> Option<Fit> {
         let loose = &self.loose[&key];
         let others = self.loose.iter().filter(|&(other, candidate)| {

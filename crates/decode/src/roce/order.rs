@@ -1,8 +1,8 @@
 //! The requests of one direction, in the order of their PSNs.
 //!
-//! An index counts the packets of a direction from its first one; unlike a PSN it does not wrap. A
-//! packet that comes early waits for those before it, which its sender sends again if the receiver
-//! lacks them too. If the receiver has acknowledged them, the capture lacks them.
+//! An index counts the packets of a direction from its first one; unlike a PSN it does not wrap. A packet that
+//! arrives early waits for the packets before it, which its sender sends again if the receiver lacks them too. If
+//! the receiver has acknowledged them, the capture lacks them.
 //!
 //! A Read request takes as many PSNs as its response has packets. As long as the path MTU is
 //! unknown, any request within the largest possible number may follow it.
@@ -18,7 +18,7 @@ use super::{super::tcp::Position, datagram::Packet};
 pub(super) struct Held {
     pub(super) packet: Packet,
     pub(super) position: Position,
-    /// The index in the other direction up to which its sender has acknowledged before it.
+    /// The index in the other direction up to which the sender had acknowledged before it sent this packet.
     pub(super) after: i64,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Requests {
     base: Option<Psn>,
     /// The index of the next request.
     next: i64,
-    /// The number of indices after `next` at which the next request may also be.
+    /// The number of indices after `next` that the next request may also have.
     slack: i64,
     /// The index after the last packet that the peer has acknowledged.
     acknowledged: i64,

@@ -21,7 +21,7 @@ pub(super) struct Read {
     /// The index after the last packet that it can have.
     limit: i64,
     received: Indices,
-    /// The index after its last packet, once that was seen, and where it was.
+    /// The index after its last packet, once that packet was seen, and the position of that packet.
     end: Option<(i64, Position)>,
     /// Packets of the connection since then.
     waited: u32,
@@ -126,8 +126,8 @@ impl Reads {
         }
     }
 
-    /// Counts a packet of the connection, and returns a response whose end was seen and whose
-    /// missing packets have not come, with their number.
+    /// Counts a packet of the connection, and returns a response whose end was seen and whose missing packets
+    /// have not arrived, with their number.
     pub(super) fn tick(&mut self) -> Option<(Read, u64, Position)> {
         let ended = self.list.iter_mut().filter(|read| read.end.is_some());
         let mut is_late = false;

@@ -13,7 +13,7 @@ use super::{super::smb::Send, datagram::Packet};
 pub(super) enum Recognised {
     NegotiateRequest,
     NegotiateResponse,
-    /// A Data Transfer; with an SMB2 header it says whether it is from the client.
+    /// A Data Transfer; an SMB2 header in it shows whether it is from the client.
     DataTransfer {
         from_client: Option<bool>,
     },
@@ -62,7 +62,7 @@ pub(super) fn recognise(send: &Send) -> Option<Recognised> {
 }
 
 impl Recognised {
-    /// Returns whether it shows that its sender is the initiator, or is not.
+    /// Returns whether its sender is the initiator, if the message shows that.
     pub(super) const fn is_initiator(self) -> Option<bool> {
         match self {
             Self::NegotiateRequest => Some(true),

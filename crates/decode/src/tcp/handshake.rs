@@ -1,4 +1,4 @@
-//! The handshake of a TCP connection, and SYNs that are not of it.
+//! The handshake of a TCP connection, and SYNs that do not belong to it.
 
 use super::{
     super::{packet::Segment, side::Side},

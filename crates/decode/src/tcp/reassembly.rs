@@ -45,7 +45,7 @@ pub(super) struct Reassembly {
     pub(super) ended: bool,
 }
 
-/// The position of a packet with FIN, and what it acknowledges.
+/// The position of a packet with FIN, and its acknowledgement number.
 type Fin = (Position, Option<u32>);
 
 /// Bytes that wait, or the missing part of a packet that was cut, or none.
@@ -74,7 +74,7 @@ const MAX_HELD_PACKETS: usize = 4096;
 /// Most offsets where a direction may end. All but one belong to stray packets.
 const MAX_ENDS: usize = 4;
 /// Number of packets of the peer after which bytes that still have no room are judged to be a stray packet. At
-/// the end of a capture, more packets of such bytes than this are believed.
+/// the end of a capture, if more packets than this have such bytes, the bytes count as part of the connection.
 const STRAY_PACKETS: u64 = 16;
 
 impl Reassembly {
@@ -100,7 +100,7 @@ impl Reassembly {
         first
     }
 
-    /// Returns whether the beginning and a packet are there.
+    /// Returns whether the beginning of the direction is known and a packet waits.
     pub(super) const fn has_begun(&self) -> bool {
         self.first.is_some() && self.seen > 0
     }
@@ -236,7 +236,7 @@ impl Reassembly {
         before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > offset)
     }
 
-    /// Discards what waits from this offset on.
+    /// Discards the waiting bytes from this offset on.
     pub(super) fn forget_from(&mut self, at: i64) {
         let forgotten = self.held.split_off(&at);
         let bytes = forgotten.values().map(|held| held.bytes.len());

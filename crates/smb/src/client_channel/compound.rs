@@ -8,7 +8,7 @@ use crate::{
     smb2::{Flags, Header, pad_to_element},
 };
 
-/// Writes `header` over that of `element`, with another NextCommand.
+/// Replaces the header of `element` by `header`, with another NextCommand.
 pub(super) fn set_next_command(header: &Header, next_command: usize, element: &mut BytesMut) {
     let header = Header {
         next_command: next_command as u32,

@@ -1,4 +1,4 @@
-//! The elements of a message: a single one, or those of a compound.
+//! The elements of a message: a single one, or the elements of a compound.
 
 use std::ops::Range;
 
@@ -132,7 +132,7 @@ mod tests {
             };
             assert_eq!(places(&message), [Ok((ECHO, 0..64)), Err(fault)]);
         }
-        // It leads to where a header begins that is not there whole.
+        // It points to a header that is not complete in the message.
         for length in 129..192 {
             let found = places(&good[..length]);
             assert_eq!(found.len(), 3);

@@ -53,7 +53,7 @@ impl Command {
     pub const READ: Self = Self(0x0008);
     /// SMB2 WRITE.
     pub const WRITE: Self = Self(0x0009);
-    /// SMB2 CANCEL. Its MessageId is that of the request to cancel.
+    /// SMB2 CANCEL. Its MessageId is the MessageId of the request to cancel.
     pub const CANCEL: Self = Self(0x000c);
     /// SMB2 ECHO.
     pub const ECHO: Self = Self(0x000d);

@@ -28,7 +28,7 @@ impl SessionSetupResponse {
         })
     }
 
-    /// Returns whether the session is that of a guest or anonymous, which has no key.
+    /// Returns whether the session is a guest's or anonymous, which has no key.
     pub const fn is_guest_or_anonymous(self) -> bool {
         self.session_flags & Self::WITHOUT_KEY != 0
     }

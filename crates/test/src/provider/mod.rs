@@ -12,7 +12,7 @@ pub mod memory;
 pub mod sending;
 pub mod transfers;
 
-/// Creates a module with one test for each behaviour, on the fabric of an expression. After
+/// Creates a module with one test for each behaviour. The expression makes the fabric of the tests. After
 /// `optional` the expression may return `None`, after it has printed the reason.
 #[macro_export]
 macro_rules! conformance {

@@ -392,7 +392,7 @@ macro_rules! functions {
         #[allow(clippy::type_complexity)]
         pub(crate) struct Functions {
             $($(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+)+
-            /// The libraries that contain the functions. They stay loaded as long as the table.
+            /// The libraries that contain the functions. They stay loaded as long as the table exists.
             _libraries: [Library; 2],
         }
 
