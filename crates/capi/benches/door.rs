@@ -65,8 +65,8 @@ impl Peer {
     }
 }
 
-/// Sends the descriptor of a registered buffer, then returns short messages, and answers the last of a
-/// series of long ones, which begins with a 1.
+/// Sends the descriptor of a registered buffer, then returns short messages, and answers the last message of a
+/// series of long ones. The first byte of that message is 1.
 async fn serve(connection: Connection) {
     let region = connection
         .register(BytesMut::zeroed(BULK), Access::REMOTE_WRITE)

@@ -118,8 +118,8 @@ pub unsafe extern "C" fn smbdirect_accept(
     }
 }
 
-/// Returns a descriptor to wait for with poll(), for POLLIN: it is readable when smbdirect_accept() with a
-/// timeout of 0 is worth calling, and at first. Call smbdirect_accept() until it returns
+/// Returns a descriptor to wait for with poll(), for POLLIN: it is readable at first, and whenever
+/// smbdirect_accept() with a timeout of 0 may have a result. Call smbdirect_accept() until it returns
 /// SMBDIRECT_ERROR_WOULD_BLOCK, which makes it unreadable. It belongs to the listener.
 ///
 /// Returns the descriptor, or SMBDIRECT_ERROR_SYSTEM or _FORKED.

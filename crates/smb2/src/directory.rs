@@ -241,7 +241,7 @@ impl Share {
     async fn open_path(&self, path: &[u16], options: u32) -> Result<File, Error> {
         let access = FileAccessMask::FILE_READ_DATA | FileAccessMask::FILE_READ_ATTRIBUTES;
         let request = self.create("", access, options);
-        // Within DFS the empty path has a name already.
+        // In a DFS namespace, the empty path already has a name.
         let mut name: Vec<u16> = request.name.encode_utf16().collect();
         name.extend(path);
         let request = CreateRequest {

@@ -10,8 +10,8 @@
 //!   (3.3.5.5.3). This transport hides the requirement from a guest.
 //!
 //! SMB 3.1.1 derives its keys from a hash of the messages as they were on the wire, so the hash of the crate is
-//! replaced by one of these. `packaging/notes/smb2.md` is the note to the authors of the crate. This file goes
-//! when a version without these faults is used.
+//! replaced by one of these. `packaging/notes/smb2.md` is the note to the authors of the crate. This file can be
+//! removed when the package uses a version without these faults.
 //!
 //! [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
 

@@ -255,8 +255,8 @@ impl CmId {
     /// Creates the span of a connection from the addresses of its identifier.
     pub(crate) fn connection_span(&self) -> Span {
         let (peer, local) = (self.remote_address().ok(), self.local_address().ok());
-        // The level is that of the connection span of `smbdirect`: a filter that passes a line of
-        // the log passes its span too.
+        // The level is the level of the connection span of `smbdirect`: a filter that passes a line of the log
+        // passes its span too.
         error_span!(
             "connection",
             peer = peer.map(field::display),

@@ -1,4 +1,4 @@
-//! A client, with RDMA or without: what it asks for, and what it has to get.
+//! A client, with RDMA or without: its requests, and the answers that it must receive.
 
 use std::collections::HashMap;
 

@@ -114,7 +114,7 @@ impl Hop {
         }
     }
 
-    /// Takes an answer, and returns the messages that go on.
+    /// Takes an answer, and returns the messages to forward.
     pub(crate) fn answer(
         &mut self,
         sent: Sent,

@@ -87,7 +87,7 @@ pub struct Connection {
     handle: Arc<Handle>,
 }
 
-/// What all clones of a connection share. Dropping it closes the connection.
+/// The state that all clones of a connection share. Dropping it closes the connection.
 struct Handle {
     shared: Arc<Shared>,
     local_address: SocketAddr,
@@ -480,7 +480,7 @@ impl Connection {
         Ok(now() - started)
     }
 
-    /// Returns what was negotiated with the peer (3.1.4.7).
+    /// Returns the limits negotiated with the peer (3.1.4.7).
     pub fn negotiated(&self) -> Negotiated {
         self.handle.negotiated
     }
@@ -547,7 +547,8 @@ impl Connection {
         }
     }
 
-    /// Starts what [`close`](Self::close) does, without waiting for its end. [`closed`](Self::closed) waits for it.
+    /// Starts to close the connection as [`close`](Self::close) does, without waiting for the end.
+    /// [`closed`](Self::closed) waits for it.
     pub fn start_close(&self) {
         self.shared().with(State::close);
     }
@@ -581,7 +582,8 @@ impl Connection {
         self.shared().with(|state| state.error())
     }
 
-    /// Takes what has arrived from the peer, and does the work that it causes. Returns whether that was all.
+    /// Takes everything that has arrived from the peer, and does the work that it causes. Returns whether that
+    /// was all.
     ///
     /// An upper layer that has deadlines for its peer calls this before it judges one: after a stall of this process the
     /// answer may be in the socket. [`deadline`](crate::deadline) has the rule.

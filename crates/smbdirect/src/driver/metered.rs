@@ -1,5 +1,4 @@
-//! What a connection reports to [`metrics`]: its counters, the round
-//! trips of its keepalives, and its end.
+//! The reports of a connection to [`metrics`]: its counters, the round trips of its keepalives, and its end.
 
 use std::sync::Arc;
 

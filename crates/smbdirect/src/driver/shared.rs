@@ -10,7 +10,7 @@ use std::{
 use super::{state::State, waiting::Condition};
 use crate::{engine, rdma::provider::Connected, waiters::Place};
 
-/// What the handles and the driver task of one connection share.
+/// The state that the handles and the driver task of one connection share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,

@@ -1,4 +1,4 @@
-//! What the mutex of a connection protects, and the operations that the handles call under it.
+//! The state that the mutex of a connection protects, and the operations that the handles call under it.
 
 use std::{
     mem,

@@ -414,8 +414,8 @@ macro_rules! functions {
                 Ok(Self { $($($name,)+)+ _libraries: libraries })
             }
 
-            /// Returns a table whose functions abort the process if they are called. A test
-            /// replaces those that it needs.
+            /// Returns a table whose functions abort the process if they are called. A test replaces the
+            /// functions that it needs.
             #[cfg(test)]
             pub(crate) fn none() -> Self {
                 $($(
