@@ -852,7 +852,8 @@ const char *smbdirect_strerror(int32_t code);
 int32_t smbdirect_stream(struct smbdirect_connection *connection, int *fd, struct smbdirect_error *error);
 
 /**
- * Connects to a peer as smbdirect_connect() does, and makes the socket of smbdirect_stream() of the connection.
+ * Connects to a peer as smbdirect_connect() does, and turns the connection into a socket as smbdirect_stream()
+ * does.
  *
  * `connection` gets the handle for registrations, RDMA Reads and Writes. It may be NULL for programs that need
  * only the socket.

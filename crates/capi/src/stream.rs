@@ -46,7 +46,8 @@ pub unsafe extern "C" fn smbdirect_stream(
     }
 }
 
-/// Connects to a peer as smbdirect_connect() does, and makes the socket of smbdirect_stream() of the connection.
+/// Connects to a peer as smbdirect_connect() does, and turns the connection into a socket as smbdirect_stream()
+/// does.
 ///
 /// `connection` gets the handle for registrations, RDMA Reads and Writes. It may be NULL for programs that need
 /// only the socket.

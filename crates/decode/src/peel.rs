@@ -165,7 +165,7 @@ fn logical_link(data: &[u8]) -> Option<Peeled<'_>> {
     }
 }
 
-/// Goes on where `etherparse` ended.
+/// Continues after the last header that `etherparse` has read.
 fn sliced<'a>(packet: LaxSlicedPacket<'a>, udp_ports: &[u16]) -> Option<Peeled<'a>> {
     let inner = packet.ether_payload();
     let ip = match packet.net {

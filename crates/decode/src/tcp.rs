@@ -86,7 +86,7 @@ struct Candidate {
 #[derive(Debug)]
 pub(crate) enum Another {
     No,
-    /// It is a SYN that is not of this connection, and does not end it.
+    /// It is a SYN that does not belong to this connection, and does not end this connection.
     Stray,
     /// The packet begins a connection, or continues the connection that this SYN has begun.
     Yes(Option<(Head, Position)>),

@@ -47,7 +47,7 @@ use smbdirect_smb2::{
 use smbdirect_verbs::{Verbs, VerbsConfig};
 use tokio::time::timeout;
 
-/// Bytes around what one operation of the kernel's carries, and one byte more than a MiB.
+/// Lengths near the size of one operation of the kernel, and one byte more than a MiB.
 const SIZES: [usize; 7] = [
     1,
     4096,

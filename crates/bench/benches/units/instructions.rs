@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 0.1;
 const SLACK: f64 = 8.0;
 /// Batches before the counted ones, in which buffers grow to their final size.
 const WARM_UP: usize = 12;
-/// Counted batches: the longest period of a unit, because batches of a period differ.
+/// Number of batches that are counted: the longest period after which the batches of a unit repeat.
 const COUNTED: usize = 24;
 
 /// The committed counts.
