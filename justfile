@@ -20,7 +20,7 @@ test *arguments="--workspace":
 lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
-    cargo clippy -p smbdirect --no-default-features --all-targets --locked -- -D warnings
+    cargo clippy -p smbdirect -p smbdirect-rdma --no-default-features --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # Time and allocations of each part; `just bench --instructions` counts with callgrind

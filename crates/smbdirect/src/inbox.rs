@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use crate::{
     engine::{Config, Message},
-    pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
+    rdma::software::pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
     rdma::work::Token,
 };
 

@@ -67,12 +67,14 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
-pub mod deadline;
 pub mod engine;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-pub mod rdma;
 pub mod wire;
+
+pub use smbdirect_rdma as rdma;
+#[doc(no_inline)]
+pub use smbdirect_rdma::deadline;
 
 #[cfg(feature = "tokio")]
 mod connection;
@@ -84,9 +86,6 @@ mod inbox;
 mod incoming;
 #[cfg(feature = "tokio")]
 mod listener;
-mod pool;
-#[cfg(feature = "tokio")]
-mod runtime;
 #[cfg(all(unix, feature = "tokio"))]
 mod stream;
 #[cfg(feature = "tokio")]

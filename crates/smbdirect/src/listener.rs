@@ -16,11 +16,11 @@ use crate::{
     connection::Connection,
     engine::Config,
     incoming::IncomingListener,
+    rdma::runtime::{OwnedTask, Receiver},
     rdma::{
         provider::Provider,
         work::{ProviderError, ProviderErrorKind},
     },
-    runtime::{OwnedTask, Receiver},
 };
 
 /// Largest number of peers that negotiate concurrently. Further peers wait until a negotiation is over.

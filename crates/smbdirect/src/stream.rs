@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use crate::{
     connection::Connection,
     engine::{ConnectionError, Message, SendError},
-    runtime::MSG_NOSIGNAL,
+    rdma::runtime::MSG_NOSIGNAL,
 };
 
 /// Length of the header of a frame: a type of 0, and the length of the message in 24 bits, big-endian

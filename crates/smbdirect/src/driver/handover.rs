@@ -17,7 +17,7 @@ use std::{
 use tokio::runtime::Handle;
 
 use super::{shared::Shared, state::State, waiting::Condition};
-use crate::runtime::background;
+use crate::rdma::runtime::background;
 
 /// Longest time that the end of a thread is delayed. A peer that takes nothing for this time has failed.
 const MAX_END_DELAY: Duration = Duration::from_secs(5);

@@ -219,18 +219,7 @@ impl ConnectionError {
             Self::TimedOut(Expired::IdleConnection) => "keepalive_timeout",
             Self::TimedOut(Expired::SendCreditGrant) => "credit_timeout",
             Self::TimedOut(Expired::Close) => "close_timeout",
-            Self::Provider(error) => match error.kind {
-                ProviderErrorKind::Address => "rdma_address",
-                ProviderErrorKind::InUse => "rdma_in_use",
-                ProviderErrorKind::Refused
-                | ProviderErrorKind::PortUnreachable
-                | ProviderErrorKind::Rejected => "rdma_refused",
-                ProviderErrorKind::TimedOut => "rdma_timeout",
-                ProviderErrorKind::Reset => "rdma_reset",
-                ProviderErrorKind::Protocol | ProviderErrorKind::OtherProtocol => "rdma_protocol",
-                ProviderErrorKind::Terminated => "rdma_terminated",
-                ProviderErrorKind::Local => "rdma_local",
-            },
+            Self::Provider(error) => error.kind.label(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
-    pool::{self, PartList},
+    rdma::software::pool::{self, PartList},
     rdma::work::Token,
 };
 

@@ -1,0 +1,170 @@
+//! The rule by which the deadlines of a peer are judged.
+//!
+//! A stall of this process is not the peer's fault. A blocked thread, SIGSTOP, a debugger or a suspended
+//! machine delays the judgement, while the answer of the peer is in the socket, or the question is still in
+//! this process. Therefore:
+//!
+//! 1. The caller takes what can be read before it judges a deadline.
+//! 2. A deadline that is judged late is postponed by a second instead, and so is one before which not
+//!    everything could be read.
+//! 3. A deadline is postponed at most three times, so that a peer that keeps this end busy
+//!    cannot postpone it without end.
+
+use std::time::{Duration, Instant};
+
+/// Time after a deadline from which its judgement counts as late. Timers of a process that runs fire sooner, on a
+/// busy machine too, and a shorter stall matters little beside deadlines of seconds.
+const LATE: Duration = Duration::from_millis(100);
+/// Time that a peer gets after a stall: some round trips and a retransmission.
+const GRACE: Duration = Duration::from_secs(1);
+/// Number of times that one deadline is postponed.
+const MAX_POSTPONEMENTS: u8 = 3;
+
+/// How many times a deadline was postponed.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// use smbdirect_rdma::deadline::Postponements;
+///
+/// let (due, mut postponements) = (Instant::now(), Postponements::default());
+/// assert_eq!(postponements.postpone(due, due, true), None, "it counts");
+/// let late = due + Duration::from_secs(9);
+/// assert!(postponements.postpone(due, late, true) > Some(late));
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Postponements(u8);
+
+impl Postponements {
+    /// Returns the time to which the deadline `due` is postponed, or `None` if it counts at `now`.
+    /// `all_read` is false if there may be more to read from the peer.
+    pub fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> Option<Instant> {
+        let is_late = now.saturating_duration_since(due) > LATE;
+        if all_read && !is_late || self.0 == MAX_POSTPONEMENTS {
+            return None;
+        }
+        self.0 += 1;
+        Some(now + GRACE)
+    }
+}
+
+#[cfg(feature = "tokio")]
+pub use of_tokio::Deadline;
+#[cfg(feature = "tokio")]
+pub use of_tokio::within;
+
+#[cfg(feature = "tokio")]
+mod of_tokio {
+    use std::{
+        future::{Future, poll_fn},
+        pin::{Pin, pin},
+        task::{Context, Poll},
+        time::Duration,
+    };
+
+    use tokio::{
+        task::unconstrained,
+        time::{Instant, Sleep, sleep},
+    };
+
+    use super::Postponements;
+
+    /// A deadline on tokio's clock.
+    #[derive(Debug)]
+    pub struct Deadline {
+        sleep: Pin<Box<Sleep>>,
+        postponements: Postponements,
+    }
+
+    impl Deadline {
+        /// Makes a deadline that is `limit` from now.
+        pub fn after(limit: Duration) -> Self {
+            Self {
+                sleep: Box::pin(sleep(limit)),
+                postponements: Postponements::default(),
+            }
+        }
+
+        /// Returns whether the deadline has passed. If not, `context` is woken at the deadline. The caller has
+        /// taken what can be read; `all_read` is false if there may be more.
+        pub fn has_passed(&mut self, context: &mut Context<'_>, all_read: bool) -> bool {
+            while pin!(unconstrained(self.sleep.as_mut()))
+                .poll(context)
+                .is_ready()
+            {
+                let (due, now) = (self.sleep.deadline(), Instant::now());
+                let later = self
+                    .postponements
+                    .postpone(due.into_std(), now.into_std(), all_read);
+                match later {
+                    Some(later) => self.sleep.as_mut().reset(Instant::from_std(later)),
+                    None => return true,
+                }
+            }
+            false
+        }
+    }
+
+    /// Returns the output of `future`, or `None` if it has none within `limit`. A stall of this process over the limit
+    /// gives it a second more.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `future`.
+    pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        let mut deadline = Deadline::after(limit);
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if deadline.has_passed(context, true) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_deadline_is_postponed_a_few_times() {
+        let due = Instant::now();
+        let mut postponements = Postponements::default();
+        assert_eq!(postponements.postpone(due, due + LATE, true), None);
+        let mut due = due;
+        for all_read in [true, false, true] {
+            let now = if all_read {
+                due + LATE + Duration::from_nanos(1)
+            } else {
+                due
+            };
+            due = postponements.postpone(due, now, all_read).unwrap();
+            assert_eq!(due, now + GRACE);
+        }
+        let much_later = due + Duration::from_secs(3600);
+        assert_eq!(postponements.postpone(due, much_later, false), None);
+    }
+
+    #[cfg(feature = "tokio")]
+    #[tokio::test(start_paused = true)]
+    async fn a_future_is_given_up_at_its_deadline_or_a_second_after_a_stall() {
+        use tokio::time::{Instant, advance, sleep};
+        let second = Duration::from_secs(1);
+        let start = Instant::now();
+        assert_eq!(within(second, sleep(5 * second)).await, None);
+        assert_eq!(start.elapsed(), second);
+        // The clock jumps over the deadline: the future has a second more.
+        for (takes, output) in [(second * 3 / 2, Some(())), (3 * second, None)] {
+            let mut future = Box::pin(within(second, async {
+                sleep(second / 2).await;
+                sleep(takes - second).await;
+            }));
+            let polled = tokio::time::timeout(Duration::ZERO, &mut future).await;
+            assert!(polled.is_err());
+            advance(Duration::from_millis(1200)).await;
+            let start = Instant::now();
+            assert_eq!(future.await, output);
+            assert!(start.elapsed() <= second);
+        }
+    }
+}

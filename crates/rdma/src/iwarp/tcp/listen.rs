@@ -1,0 +1,206 @@
+//! The responder's side of the startup: accept TCP connections, read Requests, send Replies.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::sleep,
+};
+use tracing::{Instrument, Span, debug, field, warn};
+
+use super::{
+    config::{IwarpConfig, check_private_data},
+    error::{cure, is_of_one_peer},
+    queue_pair::IwarpQueuePair,
+    socket::{FrameError, Socket, canonical},
+};
+use crate::{
+    deadline::within,
+    iwarp::{
+        mpa::{FrameKind, StartupError, StartupFrame},
+        startup::{rejection, split_signature},
+    },
+    provider::{
+        AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, connection_span,
+    },
+    runtime::{OwnedTask, Receiver},
+    work::{ProviderError, ProviderErrorKind},
+};
+
+/// A listener that returns the peers whose Request has arrived.
+#[derive(Debug)]
+pub(super) struct IwarpListener {
+    pub(super) local_address: SocketAddr,
+    pub(super) incoming: Receiver<IncomingRequest>,
+    pub(super) _task: OwnedTask,
+}
+
+impl ProviderListener for IwarpListener {
+    fn local_address(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
+        Box::pin(async move {
+            self.incoming.recv().await.ok_or_else(|| {
+                ProviderError::new(ProviderErrorKind::Local, "the listener has stopped")
+            })
+        })
+    }
+}
+
+/// Time between two attempts to accept a connection after one failed.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Accepts TCP connections and reads their Requests concurrently.
+pub(super) async fn accept_all(
+    listener: TcpListener,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<IncomingRequest>,
+) {
+    let mut half_open = JoinSet::new();
+    // A peer that is refused after its Request was passed on holds a permit until it closes the
+    // connection or `close_timeout` has passed.
+    let drain_permits = Arc::new(Semaphore::new(config.max_half_open));
+    loop {
+        tokio::select! {
+            Some(_) = half_open.join_next() => {}
+            //= MPA-31
+            //= SEC-07
+            accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
+                match accepted {
+                    Ok((stream, peer)) => {
+                        let (incoming, drain_permits) = (incoming.clone(), drain_permits.clone());
+                        let reading = read_request(stream, config.clone(), incoming, drain_permits);
+                        half_open.spawn(reading.instrument(connection_span(canonical(peer))));
+                    }
+                    // The peer has ended the connection already. A pause would delay other peers.
+                    Err(error) if is_of_one_peer(&error) => {
+                        debug!(%error, "a peer ended its TCP connection before it was accepted");
+                    }
+                    Err(error) => {
+                        let cure = cure(&error);
+                        warn!(%error, cure, "accepting a TCP connection failed");
+                        // Other connections may end meanwhile, and free what this one needs.
+                        sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the Request of a peer and hands the peer to the listener.
+async fn read_request(
+    stream: TcpStream,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<IncomingRequest>,
+    drain_permits: Arc<Semaphore>,
+) {
+    let Ok(socket) = Socket::new(stream, &config) else {
+        return;
+    };
+    let remote_address = socket.remote;
+    Span::current().record("local", field::display(socket.local));
+    //= MPA-30
+    let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
+    let request = match frame {
+        Some(Ok(request)) => request,
+        Some(Err(error)) => {
+            debug!(error = %error.to_error(), "no MPA Request");
+            //= MPA-13
+            if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
+                socket.try_send_frame(&rejection(None));
+                socket.drain_until_close(config.close_timeout).await;
+            }
+            return;
+        }
+        None => {
+            debug!("no MPA Request in time");
+            return;
+        }
+    };
+    //= MPA-16
+    if request.markers || request.rejected {
+        debug!("an MPA Request that cannot be granted");
+        socket.try_send_frame(&rejection(Some(&request)));
+        return socket.drain_until_close(config.close_timeout).await;
+    }
+    let (private_data, _) = split_signature(&request);
+    let knows_read_depths = request.enhanced.is_some();
+    let pending_reply = PendingReply {
+        socket: Some(socket),
+        request,
+        config,
+        drain_permits,
+    };
+    let request = IncomingRequest {
+        remote_address,
+        private_data,
+        knows_read_depths,
+        accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
+    };
+    // If the listener is gone, the request is dropped here, which refuses the peer.
+    let _ = incoming.send(request).await;
+}
+
+/// A peer that waits for a Reply. Dropping this value refuses the peer.
+struct PendingReply {
+    socket: Option<Socket>,
+    request: StartupFrame,
+    config: Arc<IwarpConfig>,
+    /// Bounds how many refused peers of this listener are drained concurrently.
+    drain_permits: Arc<Semaphore>,
+}
+
+impl PendingReply {
+    /// Sends the Reply and returns the connection.
+    async fn accept(mut self, answer: AcceptRequest) -> Result<Connected, ProviderError> {
+        check_private_data(&answer.private_data)?;
+        let socket = self.socket.take().expect("a peer is answered only once");
+        let config = &self.config;
+        let (reply, agreement) = config.preferences().answer(
+            &self.request,
+            &answer.private_data,
+            answer.peer_serves_reads,
+        );
+        let timed_out =
+            || ProviderError::new(ProviderErrorKind::TimedOut, "the MPA Reply cannot be sent");
+        within(config.accept_timeout, socket.write_frame(&reply))
+            .await
+            .ok_or_else(timed_out)?
+            .map_err(|error| error.to_error())?;
+        Ok(IwarpQueuePair::connected(
+            socket,
+            config,
+            false,
+            &agreement,
+            answer.receive,
+            Bytes::new(),
+        ))
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        socket.try_send_frame(&rejection(Some(&self.request)));
+        // Without a runtime, or with too many refused peers, TCP is closed immediately.
+        if let (Ok(runtime), Ok(permit)) = (
+            Handle::try_current(),
+            self.drain_permits.clone().try_acquire_owned(),
+        ) {
+            let close_timeout = self.config.close_timeout;
+            runtime.spawn(async move {
+                socket.drain_until_close(close_timeout).await;
+                drop(permit);
+            });
+        }
+    }
+}
