@@ -1,9 +1,8 @@
 //! The table of registered buffers, which permits or refuses each access of the peer.
 //!
-//! Each connection has its own table, which is its protection domain: a token is not valid on
-//! another connection. The table owns a buffer from [`register`](MemoryTable::register) to
-//! [`deregister`](MemoryTable::deregister). Tokens and base offsets are random, so a peer cannot
-//! guess those that were not advertised to it.
+//! Each connection has its own table, which is its protection domain: a token is not valid on another connection.
+//! The table owns a buffer from [`register`](MemoryTable::register) to [`deregister`](MemoryTable::deregister).
+//! Tokens and base offsets are random, so a peer cannot guess values that were not advertised to it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -519,7 +518,7 @@ mod tests {
             assert!(first.insert((token, offset)), "no two tables start alike");
         }
         let mut seen = std::collections::HashSet::new();
-        // The bits that were 1 in some token, and those that were 0 in some token.
+        // The bits that were 1 in at least one token, and the bits that were 0 in at least one token.
         let (mut ones, mut zeros) = (0, 0);
         for _ in 0..1000 {
             let region = one.register(buffer(1), READ).unwrap();

@@ -34,7 +34,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// An implementation of RDMA, which creates connections and listeners.
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// Returns what holds for all connections of this provider.
+    /// Returns the attributes that all connections of this provider share.
     fn attributes(&self) -> ProviderAttributes;
 
     /// Connects to a peer. The receive of the request is posted before the peer can send.
@@ -51,7 +51,7 @@ pub trait Provider: Send + Sync + fmt::Debug {
     ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>>;
 }
 
-/// What holds for all connections of a provider.
+/// The attributes that all connections of a provider share.
 #[derive(Clone, Copy, Debug)]
 pub struct ProviderAttributes {
     /// The name for logs and reports: `iwarp`, `roce`, `loopback` or `verbs`.
@@ -194,9 +194,9 @@ pub trait QueuePair: Send + fmt::Debug {
         Usage::default()
     }
 
-    /// Moves the queue pair to the current runtime, because the one that it was created in ends. Its owner polls it
-    /// there next. Returns false if it cannot move, as this default implementation does: the owner then ends the
-    /// connection.
+    /// Moves the queue pair to the current runtime, because the runtime that it was created in ends. Its owner
+    /// polls it there next. Returns false if it cannot move, as this default implementation does: the owner then
+    /// ends the connection.
     fn change_runtime(&mut self) -> bool {
         false
     }
@@ -224,14 +224,15 @@ pub trait QueuePair: Send + fmt::Debug {
 /// Bytes that a connection has moved and keeps in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes sent so far: payloads with the headers and checksums of RDMA, without those of TCP, UDP and IP, and
-    /// including those sent again. In process, headers of SMB Direct and payloads.
+    /// Bytes sent so far: payloads with the headers and checksums of RDMA, without the headers of TCP, UDP and
+    /// IP, and including retransmitted bytes. In process, headers of SMB Direct and payloads.
     pub sent: u64,
     /// Bytes received so far, counted in the same way.
     pub received: u64,
-    /// About how many bytes of memory are in use because received messages have readers: the whole buffers of which
-    /// the messages are a part, whether the owner has them or somebody to whom it gave them. The owner then copies
-    /// short messages, so that a reader of few bytes does not keep many. Zero if each message has memory of its own.
+    /// About how many bytes of memory are in use because received messages have readers: the whole buffers of
+    /// which the messages are a part, whether the owner or a later receiver of the bytes holds them. The owner
+    /// then copies short messages, so that a reader of few bytes does not keep many. Zero if each message has
+    /// memory of its own.
     pub lent: usize,
 }
 

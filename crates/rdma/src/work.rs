@@ -204,9 +204,9 @@ impl WorkRequest {
 
 /// The result of a work request, or the end of the connection.
 ///
-/// Receives complete in the order in which they were posted. So do Sends among themselves, Reads
-/// among themselves and Writes among themselves. If several Sends finish together, the last of them
-/// may stand for all. When a connection ends, every outstanding request completes as
+/// Receives complete in the order in which they were posted. So do Sends among themselves, Reads among themselves
+/// and Writes among themselves. If several Sends finish together, the completion of the last may complete all of
+/// them. When a connection ends, every outstanding request completes as
 /// [`Flushed`](Self::Flushed), and then [`Disconnected`](Self::Disconnected) is the last
 /// completion, exactly once.
 // With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load

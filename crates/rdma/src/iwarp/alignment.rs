@@ -12,8 +12,8 @@
 //!
 //! Such a write is a *record*. `MSG_EOR` ends it, so that TCP appends nothing to its last segment.
 //!
-//! TCP also cuts where the receive window of the peer ends. A record is therefore written only if
-//! the window has room for all of it. The queue pair holds back what has no room.
+//! TCP also cuts where the receive window of the peer ends. A record is therefore written only if the window has
+//! room for all of it. The queue pair holds back the FPDUs for which the window has no room.
 
 use std::{
     collections::VecDeque,
@@ -61,7 +61,7 @@ const OPTIONS_PERIOD: Duration = Duration::from_secs(1);
 /// FPDUs consist of words of this many bytes.
 const WORD_BYTES: u32 = 4;
 
-/// What the operating system reports about a TCP connection.
+/// The state of a TCP connection as the operating system reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TcpState {
     /// The payload bytes of a full segment without optional TCP options (MSS).
@@ -76,7 +76,7 @@ pub(super) struct TcpState {
 pub(super) struct Window {
     /// The bytes that the peer accepts after the last acknowledged one.
     pub(super) bytes: u32,
-    /// The bytes that the peer has acknowledged. The count may include those of the handshake.
+    /// The bytes that the peer has acknowledged. The count may include the bytes of the handshake.
     pub(super) acknowledged: u64,
     /// Whether all written bytes are acknowledged.
     pub(super) all_acknowledged: bool,
@@ -234,7 +234,7 @@ impl FpduEnds {
     /// Returns the length of the next record, or `None` if no FPDU waits or the first one has no room.
     pub(super) fn record(&self, written: u64, run: Option<usize>, room: usize) -> Option<usize> {
         let first = self.rest(written)?;
-        // A write ended within this FPDU. What follows it begins a new record, because the segments of
+        // A write ended within this FPDU. The bytes after that write begin a new record, because the segments of
         // the next record are counted from its start.
         if written > self.start {
             return Some(first);
@@ -306,7 +306,7 @@ mod tests {
             (1447, true, 1408, None),
             (1446, true, 1408, None),
             (65_483, true, 65_440, None),
-            // Without runs each FPDU leaves room for 36 bytes of options.
+            // FPDUs that do not form runs leave room for 36 bytes of options each.
             (1448, false, 1408, None),
             // No FPDU is longer than MPA allows, and none is too short for its headers.
             (65_540, true, 65_504, None),
@@ -351,7 +351,7 @@ mod tests {
             (25_536, 25 + 40_000, 65_536, 0),
             (0, 25 + 65_536, 65_536, 0),
             (100, 25 + 65_536, 65_536, 100),
-            // A peer that takes back what it offered leaves no room.
+            // A peer that reduces its window below the offered size leaves no room.
             (0, 25 + 40_000, 65_536, 0),
             (u32::MAX, 25 + 65_536, 65_536, u32::MAX as usize),
         ] {
@@ -382,7 +382,7 @@ mod tests {
         let cut = alignment.cut(state(1000, 0), 0, clock_is_not_read);
         assert_eq!((cut.max_fpdu, cut.run), (1000, None));
         assert!(alignment.exceeds_windows(1001) && !alignment.exceeds_windows(1000));
-        // A window that is small now was large before.
+        // A window that is small now was larger at an earlier time.
         let cut = alignment.cut(state(60_000, 0), 0, clock_is_not_read);
         assert_eq!((cut.max_fpdu, cut.run), (1448, Some(1448)));
         let cut = alignment.cut(state(1000, 0), 0, clock_is_not_read);
@@ -441,7 +441,7 @@ mod tests {
             (&[1000], full, ALL, &[1000]),
             (&[1000, 1000, 1000], full, ALL, &[3000]),
             (&[1000, 1000, 24], full, ALL, &[2024]),
-            // What follows a shorter FPDU begins a new record.
+            // An FPDU after a shorter FPDU begins a new record.
             (
                 &[1000, 24, 1000, 1000, 24, 24],
                 full,

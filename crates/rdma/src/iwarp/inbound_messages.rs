@@ -265,7 +265,7 @@ const fn check_number(header: &Untagged, expected: u32) -> Result<(), StreamErro
     Ok(())
 }
 
-/// Checks that all of a tagged segment may be placed, before its first byte is.
+/// Checks that all of a tagged segment may be placed, before its first byte is placed.
 pub(super) fn check_tagged(
     header: &Tagged,
     opcode: Opcode,

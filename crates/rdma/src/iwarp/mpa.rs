@@ -36,7 +36,7 @@ impl FrameKind {
 pub struct StartupFrame {
     /// The kind of the frame.
     pub kind: FrameKind,
-    /// M: the sender asks for markers in what it receives.
+    /// M: the sender asks for markers in the stream that it receives.
     pub markers: bool,
     /// C: the sender asks for CRCs in both directions.
     pub crc: bool,

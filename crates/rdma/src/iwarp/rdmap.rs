@@ -1,4 +1,4 @@
-//! RDMAP (RFC 5040): the messages, and what each of them does.
+//! RDMAP (RFC 5040): the messages, and the effect of each.
 //!
 //! | opcode | message                 | T | QN | the word RsvdULP   |
 //! |--------|-------------------------|---|----|--------------------|

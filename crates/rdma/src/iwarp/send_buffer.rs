@@ -18,9 +18,8 @@ pub enum SendBuffer {
     Auto,
     /// The system's default. Linux lets it grow with the connection, up to several MiB.
     System,
-    /// This many bytes for the whole life of a connection. Linux doubles the value to account for
-    /// its own overhead, and limits it to `net.core.wmem_max`. If the system refuses, its default
-    /// stays.
+    /// The buffer has this many bytes for the whole life of a connection. Linux doubles the value to account for
+    /// its own overhead, and limits it to `net.core.wmem_max`. If the system refuses, its default stays.
     Bytes(u32),
 }
 

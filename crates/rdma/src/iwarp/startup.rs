@@ -1,5 +1,5 @@
-//! The negotiation at the start of a connection: what a Request asks for, what a Reply answers, and
-//! what both ends agree on. It works on frames and does no I/O.
+//! The negotiation at the start of a connection: the content of the Request and of the Reply, and the agreement
+//! that follows from them. It works on frames and does no I/O.
 //!
 //! # CRC
 //!
@@ -267,8 +267,7 @@ impl MpaPreferences {
     }
 }
 
-/// Returns the Reply that refuses a Request. `None` stands for a Request of revision 2 that could
-/// not be decoded.
+/// Returns the Reply that refuses a Request. `None` means a Request of revision 2 that could not be decoded.
 pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     //= MPA-11
     //= MPA-13
@@ -292,8 +291,8 @@ fn append_signature(private_data: &Bytes, signature: [u8; 8]) -> Bytes {
     signed.freeze()
 }
 
-/// Splits the private data of a frame into that of the upper layer, and the signature of this library
-/// that follows it, if there is one.
+/// Splits the private data of a frame into the private data of the upper layer, and the signature of this library
+/// after it, if there is one.
 pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, Option<[u8; 8]>) {
     let all = &frame.private_data;
     match all.split_last_chunk() {
@@ -473,7 +472,7 @@ mod tests {
                 assert_eq!(agreement.private_data, private_data);
             }
         }
-        // A responder that wants none has none, unless it is asked.
+        // A responder that wants no CRCs uses none, unless the Request asks for them.
         let request = preferences(MpaCrc::Auto, 32, 32).request(2, &private_data);
         let (reply, there) = without.answer(&request, &private_data, None);
         assert!(!reply.crc && !there.crc && there.peer_is_smbdirect);

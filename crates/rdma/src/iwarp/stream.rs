@@ -45,7 +45,7 @@ pub struct Stream {
     late: Vec<WorkRequest>,
     /// Whether FIN is sent.
     finished: bool,
-    /// Where the bytes of a peer go that breaks a rule after FIN was sent. They are not examined.
+    /// Memory for the bytes that arrive after FIN was sent and the peer then broke a rule. They are not examined.
     discarded: Option<Box<[u8; DISCARD_BYTES]>>,
     /// How the stream ended, which is reported after all other completions.
     ended: Option<Disconnect>,
@@ -371,9 +371,9 @@ impl Stream {
         self.closing = true;
     }
 
-    /// Records that FIN is sent. From now on no error of the peer breaks the stream: what the peer sends after an
-    /// error is discarded until its FIN, because a socket that is closed earlier resets the connection, and the
-    /// peer would not learn of the orderly end.
+    /// Records that FIN is sent. From now on no error of the peer breaks the stream: the bytes that the peer
+    /// sends after an error are discarded until its FIN, because a socket that is closed earlier resets the
+    /// connection, and the peer would not learn of the orderly end.
     pub const fn finish(&mut self) {
         self.finished = true;
     }

@@ -25,8 +25,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct SharedPair {
     pub(super) pair: CachePadded<Mutex<Pair>>,
-    /// For each end, whether it has something to take, so that a spinning end does not need the
-    /// lock to find out.
+    /// For each end, whether it has something to take, so that a spinning end can check this without the lock.
     pub(super) doorbells: [CachePadded<AtomicBool>; 2],
 }
 

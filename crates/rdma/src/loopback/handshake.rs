@@ -70,7 +70,7 @@ impl Request {
 /// The state of a connection request, which both sides share.
 #[derive(Debug)]
 pub(super) enum Handshake {
-    /// The request has no answer; the waker is that of the connecting side.
+    /// The request has no answer yet; the waker belongs to the connecting side.
     Undecided(Option<Waker>),
     /// The answer that the connecting side has not taken yet.
     Decided(Result<Connected, ProviderError>),

@@ -227,8 +227,8 @@ impl Endpoint {
         completion
     }
 
-    /// Moves the completions of a connection to `into`, which is empty. Those that remain, of which
-    /// the end of the connection is the last, are for [`poll_completion`](Self::poll_completion).
+    /// Moves the completions of a connection to `into`, which is empty. The remaining completions, the last of
+    /// which is the end of the connection, are for [`poll_completion`](Self::poll_completion).
     #[cfg(feature = "tokio")]
     pub(super) fn take_completions(&mut self, id: ConnectionId, into: &mut VecDeque<Completion>) {
         let connection = self.connections.get_mut(&id.0);
@@ -243,7 +243,7 @@ impl Endpoint {
         connection.map_or((0, 0), |connection| connection.moved)
     }
 
-    /// Returns what a connection has sent again, or `None` if it was not established.
+    /// Returns the retransmissions of a connection, or `None` if it was not established.
     pub fn retransmissions(&self, id: ConnectionId) -> Option<RetransmissionStatistics> {
         let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
         Some(pair.retransmissions())
@@ -296,7 +296,7 @@ impl Endpoint {
         match connection.stage {
             Stage::Requested(_) => self.reject(now, id, Rejection::Consumer),
             Stage::Ended => {}
-            // A graceful disconnect goes on without its owner.
+            // A graceful disconnect continues without its owner.
             Stage::Draining | Stage::Disconnecting => {}
             Stage::Connecting { .. } | Stage::Accepting | Stage::Open => {
                 self.end(now, id.0, Disconnect::Local, Cause::Aborted);
@@ -413,8 +413,8 @@ impl Endpoint {
                 self.send_mad(path, mad);
             }
             self.settle(now, number);
-            // What the queue pair cannot send now, it sends after its next packet or timeout. A DREQ
-            // that `settle` has made is sent in the next round.
+            // The queue pair sends the rest after its next packet or timeout. A DREQ that `settle` has made is
+            // sent in the next round.
             if let Some(connection) = self.connections.get_mut(&number)
                 && connection.is_queued
                 && connection.farewell.is_none()

@@ -1,9 +1,9 @@
 //! The invariant CRC (ICRC) at the end of each packet (IBTA annex A17).
 //!
-//! The ICRC is a CRC-32 over the IP header, the UDP header and the packet up to its pad. Fields
-//! that routers change count as ones: in IPv4 the type of service, the time to live and the header
-//! checksum; in IPv6 the traffic class, the flow label and the hop limit; the UDP checksum; and byte
-//! 4 of the BTH. The CRC begins with eight bytes of ones, which stand for a local route header.
+//! The ICRC is a CRC-32 over the IP header, the UDP header and the packet up to its pad. Fields that routers
+//! change count as ones: in IPv4 the type of service, the time to live and the header checksum; in IPv6 the
+//! traffic class, the flow label and the hop limit; the UDP checksum; and byte 4 of the BTH. The CRC begins with
+//! eight bytes of ones in place of a local route header.
 //!
 //! # The Identification of IPv4
 //!
@@ -245,8 +245,8 @@ fn inverse_of(length: usize) -> u32 {
 /// The offset of the Identification in an IPv4 header.
 const IDENTIFICATION_OFFSET: usize = 4;
 
-/// Returns the exclusive or of the ICRC in a UDP payload and the right one, or `None` if the
-/// payload is too short.
+/// Returns the exclusive or of the ICRC in a UDP payload and the correct ICRC, or `None` if the payload is too
+/// short.
 fn difference(header: &DatagramHeader, datagram: &[u8]) -> Option<u32> {
     let (packet, found) = datagram.split_last_chunk::<ICRC_LENGTH>()?;
     if packet.len() < Bth::LENGTH {

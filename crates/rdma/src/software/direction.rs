@@ -1,4 +1,4 @@
-//! [`Direction`]: which way bytes travelled, for observers of the wire.
+//! [`Direction`]: the direction in which bytes travelled, for observers of the wire.
 
 /// The direction in which bytes travelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -53,9 +53,9 @@ impl Handle {
 /// Counts the bytes of the buffers that were lent to the readers of one connection and may still have
 /// readers.
 ///
-/// A buffer whose readers are gone is counted until a pool finds that out, at the latest when the pool is
-/// [settled](Pool::settle). A buffer that its pool forgets while it has readers is counted forever: its readers have
-/// kept it for long.
+/// A buffer without readers is counted until a pool detects that, at the latest when the pool is
+/// [settled](Pool::settle). A buffer that its pool forgets while it has readers is counted forever: its readers
+/// have kept it for long.
 #[derive(Clone, Debug, Default)]
 pub struct Account(Arc<AtomicUsize>);
 

@@ -35,7 +35,7 @@ impl CloseTimer {
         }
     }
 
-    /// Stops the timer. The next poll starts it again, in the runtime of that poll.
+    /// Stops the timer. The next poll starts the timer again, in the runtime of that poll.
     pub(super) fn stop(&mut self) {
         self.timer = None;
     }

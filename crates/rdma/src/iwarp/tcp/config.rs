@@ -30,8 +30,8 @@ pub struct IwarpConfig {
     /// Whether to connect again with revision 1 if a peer closes or refuses a connection of
     /// revision 2.
     pub fall_back: bool,
-    /// The longest time to wait for TCP to connect, and then again for the Reply. After a stall of this
-    /// process, the peer gets a second more; the same applies to the next two.
+    /// The longest time to wait for TCP to connect, and then again for the Reply. After each of the first three
+    /// stalls of this process, the peer gets one more second.
     pub connect_timeout: Duration,
     /// The longest time to wait for the Request of a peer that has connected.
     pub accept_timeout: Duration,
@@ -68,9 +68,9 @@ pub struct IwarpTuning {
     /// How long a connection polls for more bytes before it sleeps, once at least 16 KiB have
     /// moved since its last sleep. With zero it sleeps at once.
     ///
-    /// Polling costs CPU time. Each time that it finds nothing makes the next one rarer, down to one
-    /// in 64 opportunities. A wake-up takes microseconds on bare metal, and about a hundred times
-    /// as long in some virtual machines. The default is 100 µs.
+    /// Polling costs CPU time. Each time that polling finds nothing, the connection polls less often, down to one
+    /// in 64 opportunities. A wake-up takes microseconds on bare metal, and about a hundred times as long in some
+    /// virtual machines. The default is 100 µs.
     pub poll_window: Duration,
     /// The TCP congestion control algorithm, by the operating system's name for it; `None` keeps
     /// the system's default. Only Linux and FreeBSD support the choice. `connect` and `listen` fail
@@ -123,8 +123,7 @@ impl IwarpConfig {
     }
 }
 
-/// The most bytes of private data that every known peer accepts in addition to what this library
-/// adds to it.
+/// The most bytes of private data that every known peer accepts, besides the bytes that this library adds to it.
 const MAX_PRIVATE_DATA: usize = 200;
 
 /// Returns an error if `private_data` is longer than a startup frame may carry.

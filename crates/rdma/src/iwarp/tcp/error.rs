@@ -40,7 +40,7 @@ pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
     ProviderError::new(kind, format!("{doing}: {error}")).with_os_error(error.raw_os_error())
 }
 
-/// Returns what to do about an error that a limit of the process causes.
+/// Returns the cure for an error that a limit of the process causes.
 pub(super) fn cure(error: &io::Error) -> Option<&'static str> {
     // EMFILE has this number on every Unix.
     let is_emfile = cfg!(unix) && error.raw_os_error() == Some(24);
@@ -67,7 +67,7 @@ pub(super) fn malformed(error: StartupError) -> ProviderError {
 mod tests {
     use super::*;
 
-    /// A peer that aborts its connections must not delay those of others.
+    /// A peer that aborts its connections must not delay the connections of others.
     #[test]
     fn accepting_pauses_for_errors_of_this_end_only() {
         let of_one_peer = [

@@ -85,7 +85,7 @@ pub(super) async fn accept_all(
                     Err(error) => {
                         let cure = cure(&error);
                         warn!(%error, cure, "accepting a TCP connection failed");
-                        // Other connections may end meanwhile, and free what this one needs.
+                        // Other connections may end meanwhile, and free the resources that this one needs.
                         sleep(ACCEPT_PAUSE).await;
                     }
                 }

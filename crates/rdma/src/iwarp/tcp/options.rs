@@ -26,7 +26,7 @@ use crate::iwarp::alignment::Window;
 /// Creates a listening socket. The sockets that it accepts inherit its congestion control.
 pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
     let socket = new_socket(address, config)?;
-    // As tokio's own listeners do, so that a restarted server can bind while old connections
+    // The option is set as for tokio's own listeners, so that a restarted server can bind while old connections
     // linger.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
@@ -35,8 +35,8 @@ pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpL
     socket.listen(LISTEN_BACKLOG)
 }
 
-/// Has a listener on `[::]` accept IPv4 peers too, as on Linux. On Windows and FreeBSD the default is that it does
-/// not.
+/// Makes a listener on `[::]` accept IPv4 peers too, as on Linux. On Windows and FreeBSD it does not accept them
+/// by default.
 #[cfg(not(target_os = "linux"))]
 fn accept_ipv4(socket: &TcpSocket, address: SocketAddr) {
     if address.is_ipv6() && address.ip().is_unspecified() {
@@ -93,7 +93,7 @@ pub(super) fn is_controlled_by_bbr(socket: &impl AsFd) -> bool {
     algorithm.is_ok_and(|name| name.starts_with(b"bbr"))
 }
 
-/// Returns false, because this system does not tell.
+/// Returns false, because this system does not report the algorithm.
 #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
 pub(super) fn is_controlled_by_bbr<S>(_: &S) -> bool {
     false

@@ -42,8 +42,8 @@ impl Iwarp {
         }
     }
 
-    /// Has the first call of `listen` use this listening socket instead of one of its own, whatever
-    /// the address. So a service manager can open the port (socket activation).
+    /// Makes the first call of `listen` use this listening socket instead of creating one, regardless of the
+    /// address. So a service manager can open the port (socket activation).
     #[must_use]
     pub fn with_listener(self, listener: net::TcpListener) -> Self {
         Self {

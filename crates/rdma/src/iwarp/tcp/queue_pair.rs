@@ -70,7 +70,7 @@ pub(super) struct IwarpQueuePair {
     probe_delays: &'static [Duration],
     /// The timer of the next startup probe.
     probe_timer: Option<Pin<Box<Sleep>>>,
-    /// The error of the last write. After it the queue pair only reads, because the last bytes of the
+    /// The error of the last write. After that error the queue pair only reads, because the last bytes of the
     /// peer may still be in the receive buffer of the socket.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
@@ -196,7 +196,7 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Writes what the stream has to send, until the socket is full or the limit of one call is
+    /// Writes the bytes that the stream has to send, until the socket is full or the limit of one call is
     /// reached.
     fn write(&mut self, context: &mut Context<'_>) {
         // Nothing follows FIN, although the peer may still send Read Requests.
@@ -294,8 +294,8 @@ impl IwarpQueuePair {
         self.is_unfinished |= self.machine.has_output();
     }
 
-    /// Returns whether bytes wait for the socket. If FPDUs are aligned, those are included that are made
-    /// only when the size of a segment is known.
+    /// Returns whether bytes wait for the socket. If FPDUs are aligned, this includes FPDUs that are made only
+    /// when the size of a segment is known.
     fn has_output(&mut self) -> bool {
         match self.alignment {
             Some(_) => self.machine.has_output(),
@@ -490,7 +490,7 @@ impl IwarpQueuePair {
         if matches!(self.closing, Closing::Draining | Closing::Finished) {
             let _runtime = self.runtime.enter();
             let (machine, socket, received) = (&self.machine, &self.socket, self.received);
-            // After FIN, what arrives is discarded and is no progress.
+            // After FIN, arriving bytes are discarded and do not count as progress.
             let received = if self.closing == Closing::Draining {
                 received
             } else {
@@ -507,7 +507,7 @@ impl IwarpQueuePair {
                     Disconnect::Broken(close_timer::not_taken())
                 };
                 self.machine.end(how);
-                // TCP goes on to deliver what it has.
+                // TCP continues to deliver the bytes that it has.
                 self.socket = None;
             }
         }
@@ -558,7 +558,7 @@ impl QueuePair for IwarpQueuePair {
                     None => Poll::Pending,
                 };
             }
-            // What the last call has left to read stays to do until this one reads.
+            // The bytes that the last call did not read remain unread until this call reads them.
             let was_unfinished = mem::take(&mut self.is_unfinished);
             if self.machine.has_ended() {
                 return Poll::Pending;
@@ -614,7 +614,7 @@ impl QueuePair for IwarpQueuePair {
             && self.closing == Closing::No
             && self.broken_pipe.is_none()
             && !self.has_output();
-        // Mostly there is nothing, and one read is enough to find out.
+        // Usually there is nothing to read, and one read is enough to detect that.
         self.skip_readiness_check = !quiet || self.read_now(true);
         self.skip_readiness_check
     }

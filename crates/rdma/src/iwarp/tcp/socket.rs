@@ -83,9 +83,9 @@ impl FrameError {
     }
 }
 
-/// Returns the IPv4 address of a connection that an IPv6 listener accepted for IPv4, so that a peer
-/// has the same address in logs and for the upper layer whatever listener it came through. Other
-/// addresses are unchanged.
+/// Returns the IPv4 address of a connection that an IPv6 listener accepted for IPv4, so that a peer has the same
+/// address in logs and for the upper layer, independent of the listener that accepted it. Other addresses are
+/// unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
@@ -99,8 +99,8 @@ impl Socket {
     pub(super) fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
         //= MPA-28
         stream.set_nodelay(true)?;
-        // A route may set another algorithm, and on some systems accepted sockets do not inherit
-        // that of the listener.
+        // A route may set another algorithm, and on some systems accepted sockets do not inherit the algorithm of
+        // the listener.
         set_congestion_control(&stream, config)?;
         let local = canonical(stream.local_addr()?);
         let remote = canonical(stream.peer_addr()?);
@@ -426,8 +426,8 @@ impl Socket {
     }
 }
 
-/// The maximum segment size of TCP over IPv4 on Ethernet, in bytes, for when the system does not
-/// report that of a connection.
+/// The maximum segment size of TCP over IPv4 on Ethernet, in bytes, for systems that do not report the maximum
+/// segment size of a connection.
 const ETHERNET_MSS: u32 = 1460;
 
 /// Returns the current maximum segment size of a connection, in bytes.
@@ -436,8 +436,8 @@ fn max_segment_size(stream: &TcpStream) -> u32 {
     SockRef::from(stream).tcp_mss().unwrap_or(ETHERNET_MSS)
 }
 
-/// Returns the maximum segment size on Ethernet, because the socket library of this system has no
-/// option for that of a connection. A larger FPDU is legal: TCP cuts it into segments.
+/// Returns the maximum segment size on Ethernet, because the socket library of this system has no option that
+/// returns the size of a connection. A larger FPDU is legal: TCP cuts it into segments.
 #[cfg(not(unix))]
 fn max_segment_size(_: &TcpStream) -> u32 {
     ETHERNET_MSS

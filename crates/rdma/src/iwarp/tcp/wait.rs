@@ -14,7 +14,7 @@ use tokio::{io::Interest, net::TcpStream, runtime::Handle, task::unconstrained};
 /// otherwise use up its budget and then find no socket ready. The queue pair itself limits the work
 /// of one call.
 pub(super) fn ready(stream: &TcpStream, interest: Interest, context: &mut Context<'_>) -> bool {
-    // The socket is mostly known to be ready, and no waker has to be registered.
+    // Usually the socket is known to be ready, and no waker has to be registered.
     if stream.try_io(interest, || Ok(())).is_ok() {
         return true;
     }
@@ -25,7 +25,8 @@ pub(super) fn ready(stream: &TcpStream, interest: Interest, context: &mut Contex
     once.poll(context).is_ready()
 }
 
-/// Calls `create`, which creates a timer, in `runtime`. The caller may be in another one, which can end earlier.
+/// Calls `create`, which creates a timer, in `runtime`. The caller may be in another runtime, which can end
+/// earlier.
 pub(super) fn in_runtime<T>(runtime: &Handle, create: impl FnOnce() -> T) -> T {
     let _runtime = runtime.enter();
     create()

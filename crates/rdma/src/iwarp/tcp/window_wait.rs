@@ -14,7 +14,7 @@ use super::socket::Socket;
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest time between two checks of the window.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// The part of the wait so far after which the window is checked again.
+/// The fraction of the time waited so far after which the window is checked again.
 const CHECK_INTERVAL_DIVISOR: u32 = 8;
 /// The wait after which TCP probes the window.
 const PROBE_DELAY: Duration = Duration::from_millis(500);
@@ -23,7 +23,8 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// A wait for the window of the peer.
 pub(super) struct WindowWait {
-    /// The begin, by the clock of the timer: a paused one would otherwise move in the shortest steps.
+    /// The start of the wait, by the clock of the timer: otherwise a paused clock would move in the shortest
+    /// steps.
     since: Instant,
     timer: Pin<Box<Sleep>>,
     /// Whether TCP probes the window.

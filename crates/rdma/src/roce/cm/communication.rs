@@ -14,8 +14,8 @@
 //! Every other end, such as a REJ or an unanswered message, leads to `TimeWait` too. In `TimeWait`
 //! the communication answers repeated messages of the peer and has no other effect.
 //!
-//! Each call returns what follows from it: at most one message to send and at most one event. A
-//! message without an answer is sent again after the response timeout, as often as
+//! Each call returns its effects: at most one message to send and at most one event. A message without an answer
+//! is sent again after the response timeout, as often as
 //! [`CmTiming::max_retries`]. The time between two REQs doubles with every third one, so that a peer that
 //! starts late is reached too.
 
@@ -418,7 +418,7 @@ impl Communication {
         }
     }
 
-    /// Answers a REQ that repeats the one of this communication.
+    /// Answers a repeated REQ of this communication.
     fn repeated_request(&mut self) -> Output {
         //= ROCE-12.9-03
         match self.state {

@@ -91,8 +91,8 @@ impl PathMtu {
     }
 }
 
-/// Returns whether `number` can be that of a connected queue pair: 24 bits, and neither 0 and 1, which
-/// belong to management, nor the number of multicast groups.
+/// Returns whether `number` can belong to a connected queue pair: 24 bits, and neither 0 and 1, which belong to
+/// management, nor the number of multicast groups.
 pub(super) const fn is_queue_pair(number: u32) -> bool {
     2 <= number && number < 0xff_ffff
 }
@@ -102,7 +102,7 @@ pub(super) const fn is_default_partition(key: u16) -> bool {
     key & 0x7fff == 0x7fff
 }
 
-/// A service ID, which tells the services of one machine apart.
+/// A service ID, which distinguishes the services of one machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ServiceId(pub u64);
 

@@ -48,7 +48,7 @@ pub enum MadError {
     /// The base version is not 1.
     #[error("MAD base version {0}")]
     BaseVersion(u8),
-    /// The management class is not that of the CM.
+    /// The management class is not the class of the CM.
     #[error("management class 0x{0:02x}")]
     Class(u8),
     /// The class version is not 2.

@@ -7,8 +7,8 @@ use std::{
 
 use thiserror::Error;
 
-/// The private data of a message. The message has exactly `N` bytes for it; what the consumer does
-/// not use is zero, and the length is not transmitted.
+/// The private data of a message. The message has exactly `N` bytes for it; bytes that the consumer does not use
+/// are zero, and the length is not transmitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>([u8; N]);
 

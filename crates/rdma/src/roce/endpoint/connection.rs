@@ -36,7 +36,7 @@ pub(super) struct Connection {
     pub(super) moved: (u64, u64),
     /// The DREQ to send after the last packets of a queue pair that broke.
     pub(super) farewell: Option<Mad>,
-    /// The end of a graceful disconnect, whatever the peer does.
+    /// The time at which a graceful disconnect ends even if the peer does not answer.
     pub(super) close_deadline: Option<Instant>,
     /// The time at which the timer queue has this connection.
     pub(super) scheduled: Option<Instant>,

@@ -1,4 +1,4 @@
-//! How an endpoint connects, accepts and rejects, and what follows from a change of a communication.
+//! How an endpoint connects, accepts and rejects, and the effects of a change of a communication.
 
 use std::{
     net::IpAddr,

@@ -6,10 +6,9 @@
 //! random start (Linux rxe), from 0 in each group of packets (this library), or send 0 always. So a
 //! value far from the previous one shows a damaged packet.
 //!
-//! Linux has one counter for all packets from one address to another, whatever connection they belong
-//! to. After a silence it also advances by a random number of up to the ticks of its clock since. So a
-//! value may continue that of another connection of the peer, and after a silence every value is
-//! accepted.
+//! Linux has one counter for all packets from one address to another, whatever connection they belong to. After a
+//! silence it also advances by a random number, at most the number of clock ticks since the last packet. So a
+//! value may continue the value of another connection of the peer, and after a silence every value is accepted.
 
 use std::{
     net::IpAddr,
@@ -20,7 +19,8 @@ use std::{
 const MAX_STEP: u16 = 256;
 /// The Identifications from 0 on that this library uses: the packets of one group.
 const GROUP: u16 = 128;
-/// The packets with unexpected values in a row, after which the values of the sender have no order.
+/// The number of consecutive packets with unexpected values after which the sender's values are considered
+/// unordered.
 const MAX_UNEXPECTED: u8 = 8;
 /// The time without a packet after which every value is accepted. Each retry of a peer comes later.
 const SILENCE: Duration = Duration::from_millis(1);
@@ -91,7 +91,7 @@ impl Identification {
         self.is_unordered
     }
 
-    /// Returns whether a value that does not continue the last one may be that of the sender's counter.
+    /// Returns whether a value that does not continue the last one may come from the sender's counter.
     #[cold]
     fn is_plausible(&self, now: Instant, value: u16) -> bool {
         let silence = self.accepted_at.map(|at| now.saturating_duration_since(at));
@@ -105,7 +105,7 @@ fn follows(previous: Option<u16>, value: u16) -> bool {
     previous.is_some_and(|previous| ahead(previous).unsigned_abs() <= MAX_STEP)
 }
 
-/// The last values of the connections that received packets last, the latest first.
+/// The last values of the connections that received packets most recently, the most recent first.
 #[derive(Debug, Default)]
 pub(super) struct RecentIdentifications([Option<Recent>; 8]);
 
@@ -139,7 +139,7 @@ impl RecentIdentifications {
         self.0[0] = Some(latest);
     }
 
-    /// Returns whether `value` continues that of a connection of `peer`.
+    /// Returns whether `value` continues the value of a connection of `peer`.
     #[cold]
     fn precede(&self, peer: IpAddr, value: u16) -> bool {
         let known = self.0.iter().flatten();

@@ -1,4 +1,4 @@
-//! What an endpoint does with the messages of the CM that it receives.
+//! How an endpoint processes the CM messages that it receives.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -170,8 +170,8 @@ impl Endpoint {
         (!matches!(connection.stage, Stage::Ended)).then_some(number)
     }
 
-    /// Ends a connection whose peer uses its queue pair for another one, which it does only after it
-    /// has started again.
+    /// Ends a connection whose peer uses the same queue pair for a new connection, which shows that the peer has
+    /// restarted.
     //= ROCE-12.9-11
     pub(super) fn end_stale(&mut self, now: Instant, number: u32) {
         let what =

@@ -28,7 +28,8 @@ pub struct EndpointSettings {
     /// The most bytes of a connection that are sent and not acknowledged, which the receive buffer of
     /// the peer's socket should be able to take.
     pub max_in_flight: usize,
-    /// The same for connections whose ends have the same IP address, and so mostly the same receive buffers.
+    /// The most bytes in flight of connections whose ends have the same IP address, and therefore usually receive
+    /// buffers of the same size.
     pub max_in_flight_within_host: usize,
     /// The longest time from a graceful disconnect until posted work is finished and the peer has
     /// answered.
@@ -135,7 +136,7 @@ pub enum EndpointEvent {
         id: ConnectionId,
         /// The reason.
         error: ProviderError,
-        /// The path MTU that the peer supports, if it rejected that of the request.
+        /// The path MTU that the peer supports, if it rejected the path MTU of the request.
         path_mtu: Option<PathMtu>,
     },
     /// The connection has completions, or room for work.
@@ -173,7 +174,8 @@ pub struct Transmit {
     pub segment_size: usize,
 }
 
-/// What happened to received datagrams, counted since the endpoint was created.
+/// The counts of received datagrams, and of those that were dropped for each reason, since the endpoint was
+/// created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointStatistics {
     /// The datagrams that were received.

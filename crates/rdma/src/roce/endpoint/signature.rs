@@ -79,7 +79,7 @@ impl Cause {
         signed(&[], self as u8).expect("the signature fits")
     }
 
-    /// Returns the cause of a DREQ. Other implementations do not tell, and count as graceful.
+    /// Returns the cause of a DREQ. Other implementations do not report this, and count as graceful.
     pub(super) fn of(data: &PrivateData<220>) -> Self {
         match value(data) {
             Some(1) => Self::Aborted,
@@ -110,7 +110,7 @@ mod tests {
         bytes[36..39].copy_from_slice(&[1, 2, 3]);
         let (data, is_ours) = open(&PrivateData::<92>::new(&bytes).unwrap(), 36);
         assert!(!is_ours && data.len() == 56 && data.starts_with(&[1, 2, 3]));
-        // A length that does not fit is no signature.
+        // A length that does not fit shows that there is no signature.
         bytes[84..91].copy_from_slice(&MAGIC);
         bytes[91] = 49;
         assert!(!open(&PrivateData::<92>::new(&bytes).unwrap(), 36).1);

@@ -36,7 +36,7 @@ struct Network {
     loss: f64,
     /// The longest delay of a datagram. With more than zero they overtake each other.
     jitter: Duration,
-    /// The events of each endpoint that no test has looked at.
+    /// The events of each endpoint that the test has not taken yet.
     events: [VecDeque<EndpointEvent>; 2],
 }
 

@@ -20,7 +20,7 @@ use crate::roce::packet::{Bth, ICRC_LENGTH};
 pub struct FlowIcrc {
     /// The headers, with the Identification 0.
     header: DatagramHeader,
-    /// What is known about packets of some lengths, at the place that a length determines.
+    /// The values for packets of some lengths. The length determines the place of its values.
     known: [Known; PLACES],
 }
 
@@ -28,10 +28,10 @@ pub struct FlowIcrc {
 /// of acknowledgements.
 const PLACES: usize = 8;
 
-/// What the ICRC of a packet needs that depends on its length only.
+/// The values for the ICRC of a packet that depend on its length only.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// The length of the UDP payload in bytes; 0 if nothing is known.
+    /// The length of the UDP payload in bytes; 0 for an unused place.
     length: usize,
     /// The last length that was not known. A length that comes twice becomes known.
     candidate: usize,
@@ -153,8 +153,8 @@ impl FlowIcrc {
         digest.finalize() as u32 ^ mask
     }
 
-    /// Computes what is known about packets of this length, if it comes a second time. Returns
-    /// whether it did.
+    /// Computes the values for packets of this length when the length occurs a second time. Returns whether it
+    /// did.
     #[cold]
     #[inline(never)]
     fn learn(&mut self, length: usize, place: usize) -> bool {

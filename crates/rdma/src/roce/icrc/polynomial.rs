@@ -1,4 +1,4 @@
-//! Polynomials modulo that of the CRC-32, with which the register of a CRC moves over bytes of zero.
+//! Polynomials modulo the polynomial of the CRC-32, with which the register of a CRC moves over bytes of zero.
 
 /// The polynomial of the CRC, reflected: bit 31 is the coefficient of x^0.
 pub(super) const POLYNOMIAL: u32 = 0xedb8_8320;

@@ -202,7 +202,7 @@ proptest! {
         }
     }
 
-    /// The parts may be cut anywhere behind the BTH.
+    /// The parts may be cut anywhere after the BTH.
     #[test]
     fn the_parts_of_a_packet_are_one_packet(
         packet in proptest::collection::vec(any::<u8>(), 12..200),

@@ -213,8 +213,8 @@ impl QueuePair {
         self.handle(now, &packet.bth, &packet.extended, &packet.payload);
     }
 
-    /// Processes a packet whose ICRC is right and whose destination is this queue pair. The payload
-    /// may be in any memory, because all that is kept of it is copied.
+    /// Processes a packet whose ICRC is right and whose destination is this queue pair. The payload may be in any
+    /// memory, because the parts of it that are kept are copied.
     pub fn handle(&mut self, now: Instant, bth: &Bth, extended: &Extended, payload: &[u8]) {
         let payload = Payload {
             bytes: payload,
@@ -279,7 +279,7 @@ impl QueuePair {
         }
     }
 
-    /// Sends again what was not acknowledged in time. An early call has no effect.
+    /// Retransmits packets that were not acknowledged in time. An early call has no effect.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.ended.is_none()
             && let Err(error) = self.requester.handle_timeout(now)

@@ -70,7 +70,7 @@ pub(super) struct Requester {
     statistics: RetransmissionStatistics,
 }
 
-/// What a queue pair sent again, counted since it was created.
+/// The retransmissions of a queue pair, counted since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetransmissionStatistics {
     /// How often everything in flight was sent again because the peer reported a gap, or because a response was
@@ -82,7 +82,7 @@ pub struct RetransmissionStatistics {
     pub needless: u64,
     /// How often the peer asked for a pause, because it had no receive.
     pub pauses: u64,
-    /// The packets and responses to Reads that were in flight at these times.
+    /// The packets and responses to Reads that were in flight when retransmissions began.
     pub packets: u64,
 }
 
@@ -231,9 +231,8 @@ impl Requester {
         self.unrequested += 1;
         let ends_request = sequence + 1 == request.end();
         let ends_queue = ends_request && self.current + 1 == self.queue.len();
-        // The last packet that is posted or that the window permits has to be acknowledged. Those
-        // before it are acknowledged four times a window, so that the window moves before it is
-        // empty.
+        // The last packet that is posted or that the window permits has to be acknowledged. Earlier packets are
+        // acknowledged four times in each window, so that the window moves before it is empty.
         //= ROCE-9.7.3-01
         bth.ack_request = ends_queue || self.room() == 1 || self.unrequested >= window / 4;
         if bth.ack_request {

@@ -82,8 +82,8 @@ impl RetransmissionTimer {
         }
     }
 
-    /// Records that the peer has acknowledged everything before `sequence`. `in_flight` says
-    /// whether other packets are still in flight.
+    /// Records that the peer has acknowledged everything before `sequence`. `in_flight` is true if other packets
+    /// are still in flight.
     pub(super) fn progress(&mut self, now: Instant, sequence: u64, in_flight: bool) {
         if let Some((measured, sent)) = self.measured
             && measured <= sequence

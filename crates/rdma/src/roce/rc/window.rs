@@ -1,9 +1,9 @@
 //! [`Window`], the number of packets that may be in flight.
 //!
-//! A reliable connection retransmits everything after a lost packet. So a sender that fills a full
-//! buffer again and again makes no progress. The window halves on loss and then grows back, as that
-//! of TCP does. After a timeout it first closes, because a peer that only answered late tells so after the
-//! first packet. Its maximum bounds what a peer has to buffer.
+//! A reliable connection retransmits everything after a lost packet. So a sender that fills a full buffer again
+//! and again makes no progress. The window halves on loss and then grows back, like the congestion window of TCP.
+//! After a timeout it first closes, because a peer that only answered late shows this after the first packet. Its
+//! maximum bounds what a peer has to buffer.
 
 /// The number of packets that may be sent and not acknowledged.
 #[derive(Debug)]
@@ -72,7 +72,8 @@ impl Window {
         self.before_closing = None;
     }
 
-    /// Closes to a few packets after a timeout. The window grows back to half of its size as a new one does.
+    /// Closes to a few packets after a timeout. The window grows back to half of its size in the way of a new
+    /// window.
     //= ROCE-SW-05
     pub(super) fn close(&mut self) {
         match self.before_closing {

@@ -48,7 +48,7 @@ impl Drop for Running {
     }
 }
 
-/// The place of a task among those of a socket. It becomes free when the task ends, or is dropped because its
+/// The place of a task among the tasks of a socket. It becomes free when the task ends, or is dropped because its
 /// runtime ends.
 struct Driver(Arc<Shared>);
 
@@ -67,7 +67,7 @@ async fn drive(driver: Driver) {
         let (deadline, is_blocked) = {
             let mut core = shared.lock();
             if core.users == 0 && core.endpoint.is_unused() {
-                // Whoever uses the socket from now on starts another task.
+                // The next user of the socket starts another task.
                 shared.leave(&mut core);
                 return;
             }

@@ -36,9 +36,9 @@ use crate::{
 /// The provider of RoCEv2 in software, over UDP.
 ///
 /// Clones share their sockets. A provider belongs to no runtime: connections and listeners work as long as the
-/// runtime in which they were made runs, whichever other runtimes use the provider, have ended, or are not
-/// driven. Its own timers (retransmission, connecting, closing) run in the time of the system, as those of
-/// the system's TCP do, also if the clock of the runtime is paused.
+/// runtime in which they were made runs. Other runtimes that use the provider may have ended, or may not be
+/// driven. Its own timers (retransmission, connecting, closing) run in the time of the system, as those of the
+/// system's TCP do, also if the clock of the runtime is paused.
 #[derive(Clone, Debug, Default)]
 pub struct Roce {
     config: Arc<RoceConfig>,
@@ -174,7 +174,7 @@ impl Roce {
                 receive,
             };
             let begun = shared.with_core(|core, now| {
-                // An error of an earlier attempt says nothing about this one.
+                // An error of an earlier attempt does not concern this one.
                 drop(core.take_send_error(path.remote));
                 let id = core.endpoint.connect(now, parameters)?;
                 Ok((id, core.wait_until_established(id)))
@@ -280,7 +280,7 @@ fn is_taken(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
 }
 
-/// Adds the error with which the system sent no packets to that of an attempt that got no answer.
+/// Adds the system's error of sending to the error of an attempt that got no answer.
 fn with_send_error(error: ProviderError, send_error: Option<io::Error>) -> ProviderError {
     match send_error {
         Some(refused) if error.kind == ProviderErrorKind::TimedOut => {

@@ -169,7 +169,7 @@ impl QueuePair for RoceQueuePair {
             }
             // There may be more, and no waker is registered.
             self.is_unfinished = true;
-            // A flood of datagrams for nobody must not keep other tasks from running.
+            // A flood of datagrams for no connection must not keep other tasks from running.
             rounds += 1;
             if rounds == MAX_GROUPS_PER_CALL {
                 return Poll::Pending;

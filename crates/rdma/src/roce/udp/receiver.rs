@@ -18,7 +18,8 @@ use crate::{
 
 /// The buffers of one system call. Each takes one group of datagrams.
 pub(super) struct Receiver {
-    /// The buffers, each of [`BLOCK_BYTES`]. One that messages are slices of is replaced before the next call.
+    /// The buffers, each of [`BLOCK_BYTES`]. A buffer of which messages are slices is replaced before the next
+    /// call.
     blocks: [BytesMut; GROUPS],
     metas: [RecvMeta; GROUPS],
     /// The memory of messages that have readers.

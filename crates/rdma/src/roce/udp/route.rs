@@ -36,7 +36,7 @@ pub(super) fn route_to(remote: SocketAddr) -> io::Result<Route> {
     })
 }
 
-/// The MTU where the system does not tell it: that of Ethernet.
+/// The MTU that is assumed where the system does not report one: the MTU of Ethernet.
 const FALLBACK_MTU: usize = 1500;
 
 #[cfg(target_os = "linux")]

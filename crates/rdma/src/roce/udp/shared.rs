@@ -77,7 +77,7 @@ pub(super) struct Core {
     blocked: Option<Transmit>,
     /// The last error of sending, with which datagrams were lost, and their destination.
     send_error: Option<(SocketAddr, io::Error)>,
-    /// The owners to wake after the lock is released. Those of more connections are in `notices`, which
+    /// The owners to wake after the lock is released. The owners of more connections are in `notices`, which
     /// allocates.
     woken: [Option<Waker>; 2],
     /// The notices to deliver after the lock is released, because a receiver may use the socket
@@ -144,7 +144,8 @@ pub(super) const MAX_GROUPS_PER_CALL: usize = 64;
 /// one with an empty window.
 const MAX_BYTES_PER_ANSWER: usize = 100_000;
 
-/// The most calls that receive before timers are run. They take what the receive buffer of the system can hold.
+/// The most calls that receive before timers are run. Together they take as much as the receive buffer of the
+/// system can hold.
 const MAX_RECEIVES_BEFORE_TIMERS: usize = 2048;
 
 impl Common {
@@ -344,14 +345,14 @@ impl Shared {
         }
     }
 
-    /// Removes the task of this runtime from those of the socket.
+    /// Removes the task of this runtime from the tasks of the socket.
     pub(super) fn leave(&self, core: &mut Core) {
         core.drivers
             .retain(|(_, other)| !std::ptr::eq(other.as_ptr(), self));
     }
 
-    /// Receives everything that has arrived, also what the runtime has not noticed yet. A deadline is judged
-    /// after it: this process may not have run for longer than that.
+    /// Receives everything that has arrived, also datagrams that the runtime has not noticed yet. A deadline is
+    /// judged after it: this process may not have run for longer than that.
     pub(super) fn receive_everything(&self) {
         for _ in 0..MAX_RECEIVES_BEFORE_TIMERS {
             let receiver = self.common.receiver.lock();

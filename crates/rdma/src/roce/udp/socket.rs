@@ -163,7 +163,7 @@ impl Socket {
 
 /// Makes the receive buffer of a socket as large as the system permits.
 fn enlarge_receive_buffer(socket: &RawSocket) {
-    // With less the path loses more packets, which are sent again.
+    // With a smaller buffer the path loses more packets, which are sent again.
     #[cfg(target_os = "linux")]
     if nix::sys::socket::setsockopt(
         socket,

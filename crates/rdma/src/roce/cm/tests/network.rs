@@ -78,7 +78,7 @@ fn connect_and_disconnect(seed: u64, loss: f64) -> bool {
                 | CommunicationEvent::DisconnectFinished => ended.push(id),
             }
         }
-        // The next of: a message arrives, a timer, a plan of an end.
+        // The next step: the arrival of a message, a timer, or a planned action of an end.
         let arrival = network.flight.first_key_value().map(|(key, _)| key.0);
         let timer = ends
             .iter()

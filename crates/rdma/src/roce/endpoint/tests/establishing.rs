@@ -284,7 +284,7 @@ fn ports_are_listened_on_once_and_chosen_if_wanted() {
 fn identifiers_are_random_and_not_used_twice() {
     let mut network = Network::new(0);
     let mut seen = [(); 3].map(|()| HashSet::new());
-    // The bits that were 1 in some number, and those that were 0 in some number.
+    // The bits that were 1 in at least one number, and the bits that were 0 in at least one number.
     let mut bits = [(0_u32, 0_u32); 3];
     for _ in 0..1000 {
         network.connect();

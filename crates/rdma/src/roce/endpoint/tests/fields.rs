@@ -200,7 +200,7 @@ fn a_request_from_a_connected_queue_pair_ends_the_old_connection() {
     let mut network = Network::new(0);
     network.forge_request(0xc000, foreign_request(1));
     let old = network.requested();
-    // A request that waits for an answer is no connection.
+    // A request that waits for an answer does not count as a connection.
     network.forge_request(0xc000, foreign_request(2));
     assert_eq!(messages(&mut network.ends[1]), [("REJ", 10)]);
     network.accept(old);

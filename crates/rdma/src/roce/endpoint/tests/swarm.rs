@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A connection, and what its two ends know.
+/// A connection, and the state of its two ends.
 struct Pair {
     ids: [ConnectionId; 2],
     /// The messages that each end sent, and those that arrived at it.

@@ -18,7 +18,7 @@ fn victim() -> (End, RemoteAddress) {
     (end, region.unwrap().address)
 }
 
-/// Checks that the victim goes on as if nothing had happened.
+/// Checks that the victim continues as if nothing had happened.
 fn expect_unharmed(mut end: End, region: RemoteAddress) {
     assert_eq!(end.summary(), Vec::<String>::new());
     end.handle(&plain(Opcode::SendOnly, 5, 1));

@@ -54,8 +54,8 @@ impl Setup {
         }
     }
 
-    /// Returns the packets of a request whose first PSN is `at`, and the PSN after it. `which` tells the
-    /// two requests of a pair apart.
+    /// Returns the packets of a request whose first PSN is `at`, and the PSN after it. `which` distinguishes the
+    /// two requests of a pair.
     fn packets(&self, request: Request, at: u32, which: usize) -> (Vec<Packet>, u32) {
         use Opcode as Op;
         let last = MTU - 3;
@@ -110,7 +110,7 @@ impl Setup {
     }
 }
 
-/// What a peer may conclude from the packets of a responder.
+/// The conclusions that a peer may draw from the packets of a responder.
 #[derive(Default)]
 struct Wire {
     /// The response packets that each Read needs, by their numbers, and whether they were sent.
@@ -353,7 +353,7 @@ fn run(requests: [Request; 2], lost: usize, repeated: usize, is_late: bool) {
             other => panic!("{what}: {other:?}"),
         })
         .collect();
-    // The completion of a Send stands for those before it.
+    // The completion of a Send also completes the Sends before it.
     assert_eq!(done.last(), expected.last(), "{what}");
     expected.retain(|work| !work.starts_with("sent") || done.contains(work));
     assert_eq!(done, expected, "{what}");
@@ -390,7 +390,7 @@ fn a_duplicate_read_keeps_the_responses_to_later_ones() {
             (ReadResponseMiddle, 3),
             (ReadResponseLast, 4),
         ];
-        // What was sent in full is sent again only if it is asked for again.
+        // A response that was sent in full is sent again only if the requester asks for it again.
         let count = if sent_before == 5 { 2 } else { 5 };
         assert_eq!(end.opcodes(), expected[..count], "{sent_before}");
     }

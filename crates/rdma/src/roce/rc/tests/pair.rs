@@ -127,7 +127,7 @@ fn runs(end: &mut End, max_datagrams: usize) -> Vec<Vec<Opcode>> {
     let mut flow = FlowIcrc::new(&header);
     let mut runs = Vec::new();
     loop {
-        // What the buffer has before the run does not count.
+        // The bytes in the buffer before the run do not count.
         let before = 65_000;
         let mut out = BytesMut::zeroed(before);
         let queue_pair = &mut end.queue_pair;

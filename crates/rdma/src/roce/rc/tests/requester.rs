@@ -1,4 +1,4 @@
-//! The requester: how work becomes packets, and what each answer does.
+//! The requester: how work becomes packets, and the effect of each answer.
 
 use super::*;
 
@@ -229,7 +229,7 @@ fn an_acknowledgement_completes_everything_up_to_its_psn() {
     assert_eq!(end.packets().len(), 6);
     end.handle_ack(1, ACK);
     assert_eq!(end.summary(), ["sent 2"]);
-    // Old acknowledgements, and those of packets that were never sent, are ignored.
+    // Old acknowledgements, and acknowledgements of packets that were never sent, are ignored.
     for at in [0, 1, 6, 0x7f_ffff, 0xff_ffff] {
         end.handle_ack(at, ACK);
         end.handle_ack(at, SEQUENCE_ERROR);

@@ -1,4 +1,4 @@
-//! The responder: what each request packet does, and what answers it.
+//! The responder: the effect of each request packet, and its answer.
 
 use super::*;
 
@@ -15,8 +15,7 @@ fn responder() -> (End, RemoteAddress) {
     (end, region.unwrap().address)
 }
 
-/// Checks that the last packet broke the queue pair, and that the NAK for the packet `index` says
-/// why.
+/// Checks that the last packet broke the queue pair, and that the NAK for the packet `index` has the reason.
 fn expect_nak(end: &mut End, index: u32, syndrome: Syndrome) {
     let acks = end.acks();
     assert_eq!(acks.len(), 1, "{acks:?}");
