@@ -73,8 +73,8 @@ impl Shared {
                 }
                 if !state.busy_poll.is_zero()
                     && window
-                        .get_or_insert_with(|| SpinWindow::new(state.busy_poll))
-                        .is_open()
+                        .get_or_insert_with(|| SpinWindow::new(state.busy_poll, Instant::now()))
+                        .is_open(Instant::now)
                 {
                     return None;
                 }
@@ -109,34 +109,38 @@ impl State {
     }
 }
 
-/// The time for which a future spins before it sleeps.
+/// The time for which a future spins before it sleeps. It is real time: tokio's clock may be paused, and then does not
+/// move while a task runs.
 #[derive(Debug)]
 pub(super) struct SpinWindow {
     spins: u32,
     opened: Instant,
     length: Duration,
-    /// The time at the last read of the clock.
+    /// Whether the window was open at the last read of the clock.
+    is_open: bool,
+    /// The time of tokio's clock at that read.
     now: Instant,
 }
 
 impl SpinWindow {
-    pub(super) fn new(length: Duration) -> Self {
-        let now = now();
+    fn new(length: Duration, opened: Instant) -> Self {
         Self {
             spins: 0,
-            opened: now,
+            opened,
             length,
-            now,
+            is_open: !length.is_zero(),
+            now: now(),
         }
     }
 
-    /// Counts a spin and returns whether the window is still open.
-    pub(super) fn is_open(&mut self) -> bool {
+    /// Counts a spin and returns whether the window is still open. `clock` returns the real time.
+    fn is_open(&mut self, clock: impl FnOnce() -> Instant) -> bool {
         if self.spins % SPINS_PER_CLOCK_READ == 1 {
+            self.is_open = clock().saturating_duration_since(self.opened) < self.length;
             self.now = now();
         }
         self.spins = self.spins.wrapping_add(1);
-        self.now.saturating_duration_since(self.opened) < self.length
+        self.is_open
     }
 }
 
@@ -144,20 +148,21 @@ impl SpinWindow {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn spin_window_closes_at_its_deadline() {
-        let spins = |window: &mut SpinWindow| (0..1000).take_while(|_| window.is_open()).count();
-        assert_eq!(spins(&mut SpinWindow::new(Duration::ZERO)), 0);
-        assert_eq!(spins(&mut SpinWindow::new(Duration::MAX)), 1000);
-        let mut window = SpinWindow::new(Duration::from_micros(50));
-        assert_eq!(spins(&mut window), 1000);
-        tokio::time::advance(Duration::from_micros(49)).await;
-        assert_eq!(spins(&mut window), 1000);
-        tokio::time::advance(Duration::from_micros(1)).await;
-        assert!(spins(&mut window) < SPINS_PER_CLOCK_READ as usize);
+    #[test]
+    fn spin_window_closes_at_its_deadline() {
+        let opened = Instant::now();
+        let spins = |window: &mut SpinWindow, micros| {
+            let clock = || opened + Duration::from_micros(micros);
+            (0..1000).take_while(|_| window.is_open(clock)).count()
+        };
+        let window = |length| SpinWindow::new(length, opened);
+        assert_eq!(spins(&mut window(Duration::ZERO), 0), 0);
+        assert_eq!(spins(&mut window(Duration::MAX), 0), 1000);
+        let mut short = window(Duration::from_micros(50));
+        assert_eq!(spins(&mut short, 0), 1000);
+        assert_eq!(spins(&mut short, 49), 1000);
+        assert!(spins(&mut short, 50) < SPINS_PER_CLOCK_READ as usize);
         // A window that is over after the first spin closes at the second.
-        let mut window = SpinWindow::new(Duration::from_nanos(1));
-        tokio::time::advance(Duration::from_micros(1)).await;
-        assert_eq!(spins(&mut window), 1);
+        assert_eq!(spins(&mut window(Duration::from_nanos(1)), 1), 1);
     }
 }

@@ -251,7 +251,8 @@ impl Schedule {
     /// has sent and received in total.
     #[inline]
     pub(super) fn polls_again(&mut self, sent: u64, received: u64) -> bool {
-        self.polling.again(sent + received, received, now)
+        // Real time: tokio's clock may be paused, and then does not move while the task polls.
+        self.polling.again(sent + received, received, Instant::now)
     }
 
     /// Returns whether the driver task polls without sleeping. Nothing has to wake it then.

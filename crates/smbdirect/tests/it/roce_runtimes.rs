@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use smbdirect::{
     Config, Connection, Iwarp, IwarpConfig, Listener, Loopback,
     rdma::{
@@ -63,11 +64,16 @@ async fn pair(provider: &dyn Provider) -> (Connection, Connection) {
     (client, listener.accept().await.unwrap())
 }
 
+/// Moves a short message in each direction.
+async fn talk(pair: &(Connection, Connection)) {
+    talk_of(pair, "hello".into()).await;
+}
+
 /// Moves a message in each direction.
-async fn talk((one, other): &(Connection, Connection)) {
+async fn talk_of((one, other): &(Connection, Connection), message: Bytes) {
     for (from, to) in [(one, other), (other, one)] {
-        from.send("hello").unwrap().await.unwrap();
-        assert_eq!(to.recv().await.unwrap().into_bytes(), "hello");
+        from.send(message.clone()).unwrap().await.unwrap();
+        assert_eq!(to.recv().await.unwrap().into_bytes(), message);
     }
 }
 
@@ -218,7 +224,17 @@ fn sleeps_for_hours(provider: &dyn Provider) {
         for seconds in [60, 3600] {
             sleep(Duration::from_secs(seconds)).await;
             talk(&pair).await;
+            // After bulk data, an idle end polls before it sleeps.
+            talk_of(&pair, vec![7; 256 * 1024].into()).await;
         }
+        // A future that busy-polls sleeps in the end, too.
+        pair.1.set_busy_poll(Duration::from_micros(50));
+        assert!(
+            timeout(Duration::from_secs(60), pair.1.recv())
+                .await
+                .is_err()
+        );
+        sleep(Duration::from_secs(3600)).await;
         assert!(pair.0.error().is_none() && pair.1.error().is_none());
         pair
     });
