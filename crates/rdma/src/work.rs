@@ -200,6 +200,20 @@ impl WorkRequest {
             | Self::Write { id, .. } => id,
         }
     }
+
+    /// Completes the work request as flushed: returns a completion with the buffer of a Read, or one for each Receive.
+    pub fn flushed(self) -> impl Iterator<Item = Completion> {
+        let id = self.id();
+        let (count, mut buffer) = match self {
+            Self::Receive { count, .. } => (count, None),
+            Self::Read { into, .. } => (1, Some(into)),
+            Self::Send { .. } | Self::Write { .. } => (1, None),
+        };
+        (0..count).map(move |_| Completion::Flushed {
+            id,
+            buffer: buffer.take(),
+        })
+    }
 }
 
 /// The result of a work request, or the end of the connection.

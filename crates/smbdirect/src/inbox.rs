@@ -92,8 +92,7 @@ fn is_adjacent(end: usize, bytes: &[u8]) -> bool {
 }
 
 impl Inbox {
-    /// Makes an empty inbox for a queue pair whose
-    /// [`is_zero_copy`](crate::rdma::provider::QueuePair::is_zero_copy) returned the argument.
+    /// Makes an empty inbox. `is_zero_copy` is that of [`Connected`](crate::rdma::provider::Connected).
     pub(crate) fn new(is_zero_copy: bool) -> Self {
         Self {
             is_zero_copy,

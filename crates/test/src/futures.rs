@@ -179,8 +179,7 @@ pub fn check<W: World, Made>(
     }
 }
 
-/// Returns the names of the public asynchronous functions and of the futures in the source below `folder`, without
-/// the folder `rdma`: providers are used through the functions above them.
+/// Returns the names of the public asynchronous functions and of the futures in the source below `folder`.
 pub fn in_source(folder: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     visit(folder, &mut found);
@@ -190,7 +189,7 @@ pub fn in_source(folder: &Path) -> BTreeSet<String> {
 fn visit(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() && path.file_name().is_none_or(|name| name != "rdma") {
+        if path.is_dir() {
             visit(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let source = fs::read_to_string(&path).unwrap();

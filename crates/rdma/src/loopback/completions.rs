@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::work::{Completion, WorkId};
+use crate::work::{Completion, WorkId, WorkRequest};
 
 /// The completions of Sends, Reads and Writes that were not polled yet, oldest first.
 #[derive(Default)]
@@ -22,6 +22,13 @@ impl Completions {
             count: 1,
             completion,
         });
+    }
+
+    /// Completes `work` as flushed.
+    pub(super) fn flush(&mut self, work: WorkRequest) {
+        for completion in work.flushed() {
+            self.push(completion);
+        }
     }
 
     /// Appends the completion of `number` Sends, of which `id` is the last. Consecutive Sends are

@@ -161,18 +161,8 @@ impl LoopbackQueuePair {
                 .push(Completion::Flushed { id, buffer: None });
         }
         for work in staging.work {
-            self.flush_one(work);
+            self.completions.flush(work);
         }
-    }
-
-    /// Completes one work request as flushed.
-    fn flush_one(&mut self, work: WorkRequest) {
-        let id = work.id();
-        let buffer = match work {
-            WorkRequest::Read { into, .. } => Some(into),
-            _ => None,
-        };
-        self.completions.push(Completion::Flushed { id, buffer });
     }
 
     /// Takes the oldest message that has arrived, or else the oldest other completion.
@@ -239,7 +229,7 @@ impl QueuePair for LoopbackQueuePair {
             work => {
                 self.sends_outstanding += 1;
                 if self.has_ended {
-                    self.flush_one(work);
+                    self.completions.flush(work);
                 } else {
                     self.staging.work.push_back(work);
                 }

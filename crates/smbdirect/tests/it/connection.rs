@@ -488,8 +488,8 @@ fn messages_leave_while_the_driver_task_cannot_run() {
         let client = Connection::connect(&provider, address, Config::default());
         let client = within(client).await.unwrap();
         within(client.recv()).await.unwrap();
-        // The second message follows the first within the gather window, so it is queued, and the messages
-        // after it with it.
+        // The second message follows the first so soon that it is left to the driver task, and the messages after it
+        // with it.
         drop(client.send("word").unwrap());
         drop(client.send("word").unwrap());
         // The first loop sends fewer messages than the number at which a caller flushes. The second sends more

@@ -276,7 +276,7 @@ impl QueuePair for VerbsQueuePair {
             // The work completes as flushed before the final completion. If that was already
             // taken, the work is dropped.
             if let Some(last @ Completion::Disconnected(_)) = self.ready.pop_back() {
-                self.flush_request(work);
+                self.ready.extend(work.flushed());
                 self.ready.push_back(last);
             }
             return;

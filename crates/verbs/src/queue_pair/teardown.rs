@@ -3,9 +3,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use smbdirect::rdma::work::{
-    Completion, Disconnect, ProviderError, ProviderErrorKind, WorkRequest,
-};
+use smbdirect::rdma::work::{Completion, Disconnect, ProviderError, ProviderErrorKind};
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, debug, trace};
 
@@ -190,24 +188,10 @@ impl VerbsQueuePair {
             self.flush_entry(entry);
         }
         for work in std::mem::take(&mut self.late) {
-            self.flush_request(work);
+            self.ready.extend(work.flushed());
         }
         self.ready.push_back(Completion::Disconnected(how));
         self.set_phase(Phase::Ended, None);
-    }
-
-    /// Returns, as flushed, work that was never queued.
-    pub(super) fn flush_request(&mut self, work: WorkRequest) {
-        let id = work.id();
-        let (count, mut buffer) = match work {
-            WorkRequest::Receive { count, .. } => (count, None),
-            WorkRequest::Read { into, .. } => (1, Some(into)),
-            WorkRequest::Send { .. } | WorkRequest::Write { .. } => (1, None),
-        };
-        for _ in 0..count {
-            let buffer = buffer.take();
-            self.ready.push_back(Completion::Flushed { id, buffer });
-        }
     }
 
     /// Starts a task that disconnects an accepted connection once it is established, if it is not

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::{
     iwarp::mpa::StartupError,
+    software::os_error::os_error,
     work::{ProviderError, ProviderErrorKind},
 };
 
@@ -15,29 +16,6 @@ pub(super) fn not_connected(error: &io::Error) -> ProviderError {
         error.kind = ProviderErrorKind::Refused;
     }
     error
-}
-
-/// Converts an error of the operating system that occurred while `doing` something.
-#[cold]
-pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
-    use io::ErrorKind as Kind;
-    let kind = match error.kind() {
-        Kind::ConnectionRefused => ProviderErrorKind::Refused,
-        Kind::TimedOut => ProviderErrorKind::TimedOut,
-        Kind::ConnectionReset
-        | Kind::ConnectionAborted
-        | Kind::BrokenPipe
-        | Kind::NotConnected
-        | Kind::UnexpectedEof => ProviderErrorKind::Reset,
-        Kind::AddrInUse => ProviderErrorKind::InUse,
-        Kind::AddrNotAvailable
-        | Kind::HostUnreachable
-        | Kind::NetworkUnreachable
-        | Kind::NetworkDown
-        | Kind::InvalidInput => ProviderErrorKind::Address,
-        _ => ProviderErrorKind::Local,
-    };
-    ProviderError::new(kind, format!("{doing}: {error}")).with_os_error(error.raw_os_error())
 }
 
 /// Returns the cure for an error that a limit of the process causes.

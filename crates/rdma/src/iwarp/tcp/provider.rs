@@ -11,7 +11,6 @@ use tracing::debug;
 use super::{
     config::{IwarpConfig, check_private_data},
     connect::{ConnectFailure, initiate},
-    error::os_error,
     listen::{IwarpListener, accept_all},
     options::{adopt, bind},
     queue_pair::IwarpQueuePair,
@@ -22,6 +21,7 @@ use crate::{
         BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
     },
     runtime::OwnedTask,
+    software::os_error::os_error,
     work::ProviderError,
 };
 

@@ -20,7 +20,6 @@ use tracing::{Span, debug};
 use super::{
     close_timer::{self, CloseTimer},
     config::IwarpConfig,
-    error::os_error,
     socket::Socket,
     wait::{in_runtime, ready},
     window_wait::WindowWait,
@@ -36,6 +35,7 @@ use crate::{
     },
     memory::{DeregisterError, RegisterError, Registration},
     provider::{Connected, QueuePair, Usage},
+    software::os_error::os_error,
     work::{Access, Completion, Disconnect, ProviderError, Room, Teardown, Token, WorkRequest},
 };
 

@@ -17,7 +17,7 @@ use tokio::{io::Interest, net::TcpStream};
 use super::options::ReceiveLowWater;
 use super::{
     config::IwarpConfig,
-    error::{malformed, os_error},
+    error::malformed,
     options::{is_controlled_by_bbr, set_congestion_control, tcp_state},
     tap::Tap,
 };
@@ -30,6 +30,7 @@ use crate::{
     },
     runtime::MSG_NOSIGNAL,
     software::direction::Direction,
+    software::os_error::os_error,
     work::ProviderError,
 };
 

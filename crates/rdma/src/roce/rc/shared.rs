@@ -37,15 +37,7 @@ impl Shared {
 
     /// Completes work that did not finish as flushed.
     pub(super) fn flush_work(&mut self, work: WorkRequest) {
-        match work {
-            WorkRequest::Read { id, into, .. } => self.flush(id, Some(into)),
-            WorkRequest::Receive { id, count, .. } => {
-                for _ in 0..count {
-                    self.flush(id, None);
-                }
-            }
-            other => self.flush(other.id(), None),
-        }
+        self.completions.extend(work.flushed());
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use super::{
     address::with_port,
     config::RoceConfig,
-    error::{check_private_data, os_error},
+    error::check_private_data,
     queue_pair::{Owned, RoceQueuePair},
     shared::Request,
 };
 use crate::{
     provider::{AcceptRequest, Connected, IncomingRequest},
     roce::endpoint::{AcceptParameters, MAX_REPLY_DATA, Path},
+    software::os_error::os_error,
     work::{ProviderError, ProviderErrorKind},
 };
 

@@ -14,7 +14,7 @@ use super::{
     address::with_port,
     config::RoceConfig,
     driver::Running,
-    error::{check_private_data, os_error},
+    error::check_private_data,
     listen::RoceListener,
     port_owner::port_owner,
     queue_pair::{Owned, RoceQueuePair},
@@ -30,6 +30,7 @@ use crate::{
         endpoint::{ConnectParameters, MAX_REQUEST_DATA, Path},
         rc::QueuePair,
     },
+    software::os_error::os_error,
     work::{ProviderError, ProviderErrorKind, WorkRequest},
 };
 
