@@ -566,7 +566,7 @@ fn open(
             let listener = end
                 .runtime
                 .block_on(Listener::bind(&*provider, any, config))?;
-            let port = listener.local_address().port();
+            let port = listener.local_addr().port();
             control.send(&Answer::Listening { port })?;
             let accepting = smb_direct::accept(listener, link);
             Connections::Smb(end.runtime.block_on(accepting)?)

@@ -52,7 +52,7 @@ impl Peer {
         let any = "127.0.0.1:0".parse().unwrap();
         let bind = Listener::bind(&provider, any, Config::default());
         let mut listener = runtime.block_on(bind).unwrap();
-        let address = listener.local_address().to_string();
+        let address = listener.local_addr().to_string();
         runtime.spawn(async move {
             while let Ok(connection) = listener.accept().await {
                 tokio::spawn(serve(connection));

@@ -60,7 +60,7 @@ pub unsafe extern "C" fn smbdirect_listen(
             let bound = bound.expect("there is no timeout")?;
             let created = smbdirect_listener {
                 events: Events::new(&runtime),
-                address: bound.local_address().to_string(),
+                address: bound.local_addr().to_string(),
                 listener: Mutex::new(Some(bound)),
                 busy_poll: prepared.busy_poll,
                 copies: transport::shares_memory(&prepared.transport),

@@ -87,12 +87,9 @@ pub unsafe extern "C" fn smbdirect_query(
             let (credits, counted) = handle
                 .runtime
                 .enter(|| (connection.credits(), connection.stats()));
+            copy_text(&connection.local_addr().to_string(), &mut out.local_address);
             copy_text(
-                &connection.local_address().to_string(),
-                &mut out.local_address,
-            );
-            copy_text(
-                &connection.remote_address().to_string(),
+                &connection.remote_addr().to_string(),
                 &mut out.remote_address,
             );
             out.max_send_size = negotiated.max_send_size;

@@ -176,7 +176,7 @@ impl Demo {
             match result {
                 Ok(received) => all_well &= received.checksum == what.checksum,
                 Err(error) => {
-                    let peer = passive.local_address();
+                    let peer = passive.local_addr();
                     return Err(anyhow!("{method} over {name} on {peer} failed: {error}"));
                 }
             }
@@ -204,7 +204,7 @@ impl Demo {
         let mut listener = Listener::bind(&**ends.passive.provider(), address, config.clone())
             .await
             .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let both = async {
             tokio::try_join!(
                 async {
@@ -389,7 +389,7 @@ fn report_connection(
     what: &DemoFile,
     round_trip: Duration,
 ) {
-    let address = passive.local_address();
+    let address = passive.local_addr();
     let style = report.style;
     report.line(format_args!(
         "{}, {}, over {transport} on {address}\n",

@@ -169,7 +169,7 @@ impl Listen {
         let interrupted = Interrupted::new();
         let listener = rdma.listen(&self.address(), &config).await?;
         let mut metrics = self.metrics.bind().await?;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let over = transport::listening_over(&self.options);
         report.line(format_args!("listening on {address}{over}"));
         report.event(&Event::Listening {
@@ -289,7 +289,7 @@ async fn accept(listener: &mut Option<Listener>) -> Result<Connection> {
 }
 
 fn turn_away(report: Report, connection: &Connection) {
-    let peer = transport::canonical(connection.remote_address());
+    let peer = transport::canonical(connection.remote_addr());
     report.line(format_args!(
         "{peer}  {}",
         report.style.bad(&format!(
@@ -409,7 +409,7 @@ impl One {
             took,
             result,
         } = received;
-        let peer = transport::canonical(self.connection.remote_address());
+        let peer = transport::canonical(self.connection.remote_addr());
         let style = self.report.style;
         let plain_name = report::printable(&name);
         match &result {
@@ -451,7 +451,7 @@ impl One {
         statistics: &Statistics,
         result: Result<(), String>,
     ) {
-        let peer = transport::canonical(self.connection.remote_address());
+        let peer = transport::canonical(self.connection.remote_addr());
         let style = self.report.style;
         let what = match self.mode {
             Mode::Receive { .. } => {

@@ -194,8 +194,8 @@ impl RdmaClient {
     }
 
     /// Returns the address of the listener, with its actual port.
-    pub fn local_address(&self) -> SocketAddr {
-        self.listener.local_address()
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
     }
 }
 

@@ -29,7 +29,7 @@ impl ClientListener {
     /// The operating system does not support it.
     pub fn address(&self) -> Result<SocketAddr> {
         match self {
-            Self::SmbDirect(listener) => Ok(listener.local_address()),
+            Self::SmbDirect(listener) => Ok(listener.local_addr()),
             Self::Tcp(listener) => listener.local_addr().context("listening"),
         }
     }
@@ -41,7 +41,7 @@ impl ClientListener {
                 let accepted = listener.accept().await;
                 let connection =
                     accepted.map_err(|error| anyhow!("cannot listen any longer: {error}"))?;
-                Ok((connection.remote_address(), Peer::SmbDirect(connection)))
+                Ok((connection.remote_addr(), Peer::SmbDirect(connection)))
             }
             Self::Tcp(listener) => loop {
                 match listener.accept().await {

@@ -159,7 +159,7 @@ impl Peer {
 
     pub(super) fn address(&self) -> SocketAddr {
         match self {
-            Self::SmbDirect(connection) => connection.remote_address(),
+            Self::SmbDirect(connection) => connection.remote_addr(),
             Self::Tcp(_, address) => *address,
         }
     }

@@ -48,7 +48,7 @@ pub(crate) unsafe fn wanted(
 /// The errors of `connect`: `EINPROGRESS` on a non-blocking socket, `EINTR`, and the reason why the broker could
 /// not connect.
 pub(crate) fn connect(descriptor: RawFd, server: &Address) -> io::Result<()> {
-    let end = End::new(local_address(descriptor, server)?)?;
+    let end = End::new(local_addr(descriptor, server)?)?;
     // SAFETY: reading and setting flags of a descriptor have no preconditions.
     let flags = check(unsafe { libc::fcntl(descriptor, libc::F_GETFL) })?;
     let waits = flags & libc::O_NONBLOCK == 0;
@@ -115,7 +115,7 @@ fn connect_to(descriptor: RawFd, address: &Address) -> io::Result<()> {
 ///
 /// # Errors
 /// There is no way to the server, or no way to the broker: the socket is bound to a device, or is one of Multipath TCP.
-fn local_address(descriptor: RawFd, server: &Address) -> io::Result<Address> {
+fn local_addr(descriptor: RawFd, server: &Address) -> io::Result<Address> {
     if option::<c_int>(descriptor, libc::SO_BINDTOIFINDEX).is_some_and(|index| index != 0) {
         return Err(io::Error::from_raw_os_error(libc::ENETUNREACH));
     }

@@ -43,7 +43,7 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// Dropping the future abandons the attempt and releases its resources.
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>>;
 
-    /// Listens on `address`. Port 0 selects a free port, which [`ProviderListener::local_address`]
+    /// Listens on `address`. Port 0 selects a free port, which [`ProviderListener::local_addr`]
     /// returns.
     fn listen(
         &self,
@@ -93,9 +93,9 @@ pub struct Connected {
     /// that gains nothing.
     pub poll_window: Duration,
     /// The address of the peer.
-    pub remote_address: SocketAddr,
+    pub remote_addr: SocketAddr,
     /// The address of this end.
-    pub local_address: SocketAddr,
+    pub local_addr: SocketAddr,
     /// The private data of the peer's answer; empty on the accepting side.
     pub private_data: Bytes,
 }
@@ -103,7 +103,7 @@ pub struct Connected {
 /// A listener, which waits for connection requests.
 pub trait ProviderListener: Send + fmt::Debug {
     /// Returns the address of the listener, with its actual port.
-    fn local_address(&self) -> SocketAddr;
+    fn local_addr(&self) -> SocketAddr;
 
     /// Waits for the next connection request.
     ///
@@ -115,7 +115,7 @@ pub trait ProviderListener: Send + fmt::Debug {
 /// A connection request that is not answered yet. Dropping it refuses the connection.
 pub struct IncomingRequest {
     /// The address of the peer.
-    pub remote_address: SocketAddr,
+    pub remote_addr: SocketAddr,
     /// The private data of the peer's request.
     pub private_data: Bytes,
     /// Whether the handshake itself negotiated the read depths. If it did not (MPA revision 1), the
@@ -131,7 +131,7 @@ pub struct IncomingRequest {
 impl fmt::Debug for IncomingRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IncomingRequest")
-            .field("remote_address", &self.remote_address)
+            .field("remote_addr", &self.remote_addr)
             .field("private_data", &self.private_data)
             .finish_non_exhaustive()
     }

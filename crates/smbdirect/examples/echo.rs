@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         [role, address] if role == "listen" => {
             let address = address.parse()?;
             let mut listener = Listener::bind(&provider, address, Config::default()).await?;
-            println!("listening on {}", listener.local_address());
+            println!("listening on {}", listener.local_addr());
             serve(listener.accept().await?).await
         }
         [role, address] if role == "connect" => {

@@ -44,7 +44,7 @@ fn main() -> Result<()> {
 pub(crate) fn run() -> Result<()> {
     let provider = Arc::new(Loopback::new());
     let mut listener = block_on(provider.listen(SocketAddr::from(([127, 0, 0, 1], 5445))))?;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let server = thread::spawn(move || serve(&mut *listener));
     let client = ask(&*provider, address);
     server.join().expect("the server does not panic")?;

@@ -47,8 +47,8 @@ impl IncomingListener {
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
-    pub fn local_address(&self) -> SocketAddr {
-        self.listener.local_address()
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
     }
 
     /// Returns the next connection request.
@@ -64,7 +64,7 @@ impl IncomingListener {
     pub async fn accept(&mut self) -> Result<Incoming, ProviderError> {
         let request = self.listener.accept().await?;
         Ok(Incoming {
-            span: connection_span(request.remote_address),
+            span: connection_span(request.remote_addr),
             request,
             read_depths: self.read_depths,
         })
@@ -82,8 +82,8 @@ pub struct Incoming {
 
 impl Incoming {
     /// Returns the address of the peer.
-    pub const fn remote_address(&self) -> SocketAddr {
-        self.request.remote_address
+    pub const fn remote_addr(&self) -> SocketAddr {
+        self.request.remote_addr
     }
 
     /// Accepts the RDMA connection (3.1.7.2), and negotiates on it with the settings of `config`.
@@ -148,7 +148,7 @@ impl Incoming {
             .await
             .ok_or(AcceptError::TimedOut)?
             .map_err(AcceptError::Provider)?;
-        Span::current().record("local", field::display(connected.local_address));
+        Span::current().record("local", field::display(connected.local_addr));
         engine.handle_connected(connected.limits);
         //= SMBD-3.1.7.2-07
         let negotiating = Connection::negotiate(engine, connected, &config);
@@ -159,7 +159,7 @@ impl Incoming {
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Incoming")
-            .field("remote_address", &self.remote_address())
+            .field("remote_addr", &self.remote_addr())
             .finish_non_exhaustive()
     }
 }

@@ -38,7 +38,7 @@ const BACKLOG: usize = 256;
 /// To refuse a peer by its address, or to choose settings for each peer, use [`IncomingListener`].
 #[derive(Debug)]
 pub struct Listener {
-    local_address: SocketAddr,
+    local_addr: SocketAddr,
     connections: Receiver<Result<Connection, ProviderError>>,
     _task: OwnedTask,
 }
@@ -57,18 +57,18 @@ impl Listener {
         config: Config,
     ) -> Result<Self, ProviderError> {
         let listener = IncomingListener::bind(provider, address).await?;
-        let local_address = listener.local_address();
+        let local_addr = listener.local_addr();
         let (sender, connections) = mpsc::channel(BACKLOG);
         Ok(Self {
-            local_address,
+            local_addr,
             connections: connections.into(),
             _task: OwnedTask::spawn(listen(listener, config, sender)),
         })
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
-    pub fn local_address(&self) -> SocketAddr {
-        self.local_address
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 
     /// Returns the next negotiated connection.

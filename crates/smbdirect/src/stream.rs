@@ -122,18 +122,18 @@ async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
             Ok(message) => message,
             Err(ConnectionError::Closed(_)) => return,
             Err(error) => {
-                warn!(peer = %connection.remote_address(), %error, "a stream ends");
+                warn!(peer = %connection.remote_addr(), %error, "a stream ends");
                 return;
             }
         };
         let Some(open) = &mut socket else { continue };
         if message.len() > MAX_FRAME_LENGTH {
             let bytes = message.len();
-            warn!(peer = %connection.remote_address(), bytes, "a message is too long for a frame");
+            warn!(peer = %connection.remote_addr(), bytes, "a message is too long for a frame");
             return connection.abort();
         }
         if let Err(error) = write_frame(open, message).await {
-            debug!(peer = %connection.remote_address(), %error, "the program has closed its stream");
+            debug!(peer = %connection.remote_addr(), %error, "the program has closed its stream");
             socket = None;
         }
     }
@@ -202,7 +202,7 @@ impl Frames {
     /// Closes the connection after the frames that were sent, because the stream ends.
     fn close(&mut self, error: Option<&io::Error>) {
         self.has_closed = true;
-        let peer = self.connection.remote_address();
+        let peer = self.connection.remote_addr();
         match error {
             // The system reports this error at the end of the stream if the program has not read everything.
             Some(error) if error.kind() != io::ErrorKind::ConnectionReset => {

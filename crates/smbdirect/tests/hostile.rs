@@ -141,7 +141,7 @@ impl<P: Attacker> Scene<P> {
         let mut listener = Listener::bind(&*listening, address, config.clone())
             .await
             .unwrap();
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let (one, other) = tokio::join!(
             Connection::connect(&*connecting, address, config),
             listener.accept()

@@ -34,7 +34,7 @@ async fn listen(provider: &Arc<dyn Provider>) -> Listener {
 }
 
 async fn connect(provider: &Arc<dyn Provider>, listener: &mut Listener) -> [Connection; 2] {
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let connecting = Connection::connect(&**provider, address, Config::default());
     let client = connecting.await.unwrap();
     [client, listener.accept().await.unwrap()]
@@ -47,7 +47,7 @@ async fn the_task_and_every_caller_log_in_the_span_of_the_connection() {
         let mut listener = listen(&provider).await;
         let session = info_span!("session", id = 7);
         let [client, server] = connect(&provider, &mut listener).instrument(session).await;
-        let (c, s) = (client.local_address(), client.remote_address());
+        let (c, s) = (client.local_addr(), client.remote_addr());
         let ours = format!(" session{{id=7}}:connection{{peer={s} local={c}}}: ");
         let theirs = format!(" connection{{peer={c} local={s}}}: ");
 
@@ -93,7 +93,7 @@ async fn the_task_and_every_caller_log_in_the_span_of_the_connection() {
 async fn a_filter_can_trace_one_connection_of_many() {
     let provider = iwarp();
     let mut listeners = [listen(&provider).await, listen(&provider).await];
-    let traced = listeners[0].local_address();
+    let traced = listeners[0].local_addr();
     let filter = format!("smbdirect[connection{{peer={traced}}}]=trace");
     let (log, _guard) = Log::start(&filter);
     for listener in &mut listeners {
@@ -116,7 +116,7 @@ async fn a_peer_that_does_not_negotiate_is_named() {
     let provider = iwarp();
     let listener = listen(&provider).await;
     let request = ConnectRequest {
-        address: listener.local_address(),
+        address: listener.local_addr(),
         private_data: Bytes::new(),
         receive: WorkRequest::Receive {
             id: WorkId(0),
@@ -125,9 +125,9 @@ async fn a_peer_that_does_not_negotiate_is_named() {
         },
     };
     let connected = provider.connect(request).await.unwrap();
-    let local = connected.local_address;
+    let local = connected.local_addr;
     drop(connected);
     let line = log.wait_for("a peer did not get a connection").await;
     assert_eq!(peer(&line), local);
-    assert!(line.contains(&format!(" local={}}}: ", listener.local_address())));
+    assert!(line.contains(&format!(" local={}}}: ", listener.local_addr())));
 }

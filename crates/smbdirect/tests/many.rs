@@ -97,7 +97,7 @@ async fn listen(provider: &Arc<dyn Provider>) -> (Listener, SocketAddr) {
     let listener = Listener::bind(&**provider, address, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     (listener, address)
 }
 

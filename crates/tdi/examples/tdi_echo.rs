@@ -40,7 +40,7 @@ pub(crate) async fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     match *arguments {
         [] => {
             let service = serve(&transport, "127.0.0.1:0".parse()?).await?;
-            ask(&transport, service.local_address()).await?;
+            ask(&transport, service.local_addr()).await?;
         }
         ["listen", address] => {
             let _service = serve(&transport, address.parse()?).await?;
@@ -90,7 +90,7 @@ impl Client for Echo {
 async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, Status> {
     let address = transport.open_address(address, Share::Exclusive).await?;
     address.set_client(Some(Arc::new(Echo::default())));
-    println!("listening on {}", address.local_address());
+    println!("listening on {}", address.local_addr());
     Ok(address)
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn run() -> Result<(), Box<dyn Error>> {
     let sending = Transport::new(provider, settings)?;
     let local = sending.open_any_address();
     let endpoint = local.open_endpoint(());
-    endpoint.connect(address.local_address(), None).await?;
+    endpoint.connect(address.local_addr(), None).await?;
     accepted.await?;
 
     let ends = Ends { endpoint, peer };

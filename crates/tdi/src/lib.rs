@@ -32,7 +32,7 @@
 //! # let server = transport.open_address("127.0.0.1:445".parse().unwrap(), Share::Exclusive).await?;
 //! # let peer = server.open_endpoint(());
 //! # let listen = peer.listen(None);
-//! # let remote = server.local_address();
+//! # let remote = server.local_addr();
 //! let address = transport.open_any_address();
 //! let endpoint = address.open_endpoint(());
 //! endpoint.connect(remote, None).await?;

@@ -32,7 +32,7 @@ async fn lines_about_tdi_sessions_name_the_peer() {
         .open_address("127.0.0.1:0".parse().unwrap(), Share::Exclusive)
         .await;
     let (remote, local) = (opened.unwrap(), transport.open_any_address());
-    let address = remote.local_address();
+    let address = remote.local_addr();
     let (here, there) = (transport.open_endpoint(()), transport.open_endpoint(()));
     here.associate(&local).unwrap();
     there.associate(&remote).unwrap();

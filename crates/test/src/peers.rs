@@ -67,7 +67,7 @@ impl Server {
 
     pub fn address(&self) -> SocketAddr {
         match self {
-            Self::SmbDirect(listener) => listener.local_address(),
+            Self::SmbDirect(listener) => listener.local_addr(),
             Self::Tcp(listener) => listener.local_addr().unwrap(),
         }
     }
@@ -133,9 +133,9 @@ impl End {
         }
     }
 
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         match self {
-            Self::SmbDirect(connection) => connection.local_address(),
+            Self::SmbDirect(connection) => connection.local_addr(),
             Self::Tcp(stream) => stream.local_addr().unwrap(),
         }
     }

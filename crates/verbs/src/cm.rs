@@ -254,7 +254,7 @@ impl CmId {
 
     /// Creates the span of a connection from the addresses of its identifier.
     pub(crate) fn connection_span(&self) -> Span {
-        let (peer, local) = (self.remote_address().ok(), self.local_address().ok());
+        let (peer, local) = (self.remote_addr().ok(), self.local_addr().ok());
         // The level is the level of the connection span of `smbdirect`: a filter that passes a line of the log
         // passes its span too.
         error_span!(
@@ -316,13 +316,13 @@ impl CmId {
             && unsafe { (*(*context).device).transport_type } == ffi::IBV_TRANSPORT_IWARP
     }
 
-    pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         // SAFETY: the identifier lives, and the field always holds a socket address.
         let storage = unsafe { (*self.raw.as_ptr()).route.addr.src_storage };
         address(&storage)
     }
 
-    pub(crate) fn remote_address(&self) -> io::Result<SocketAddr> {
+    pub(crate) fn remote_addr(&self) -> io::Result<SocketAddr> {
         // SAFETY: the identifier lives, and the field always holds a socket address.
         let storage = unsafe { (*self.raw.as_ptr()).route.addr.dst_storage };
         address(&storage)

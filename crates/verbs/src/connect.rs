@@ -70,7 +70,7 @@ pub(crate) async fn connect(
     queue_pair.set_read_depths(agreed_read_depths(wanted, &event, id.is_iwarp()));
     queue_pair.set_established();
     let connected = queue_pair.connected(
-        id.local_address().map_err(failed)?,
+        id.local_addr().map_err(failed)?,
         address,
         event.private_data,
     );

@@ -33,7 +33,7 @@ const MAX_PORT_ATTEMPTS: u32 = 16;
 
 /// A listener for connection requests on one or two ports.
 pub(crate) struct VerbsListener {
-    local_address: SocketAddr,
+    local_addr: SocketAddr,
     events: CmEvents,
     /// The events of the device that it is bound to, or `None` if it listens on all devices.
     device_events: Option<DeviceEvents>,
@@ -52,7 +52,7 @@ impl VerbsListener {
         ports: &[u16],
         address: SocketAddr,
     ) -> Result<Self, ProviderError> {
-        let (channel, ids, local_address) = Self::bind(functions, &config, ports, address)
+        let (channel, ids, local_addr) = Self::bind(functions, &config, ports, address)
             .map_err(|error| os_error("listening", &error))?;
         let device_events = match &ids[0] {
             id if id.context().is_null() => None,
@@ -60,7 +60,7 @@ impl VerbsListener {
         };
         let events = CmEvents::new(channel.clone());
         Ok(Self {
-            local_address,
+            local_addr,
             events: events.map_err(|error| os_error("listening", &error))?,
             device_events,
             _ids: ids,
@@ -97,7 +97,7 @@ impl VerbsListener {
                 first => break first?,
             }
         };
-        let local_address = first.local_address()?;
+        let local_addr = first.local_addr()?;
         let mut ids = vec![first];
         if config.port_by_device && SMB_DIRECT_PORTS.contains(&address.port()) {
             for &port in ports {
@@ -106,7 +106,7 @@ impl VerbsListener {
                 }
             }
         }
-        Ok((channel, ids, local_address))
+        Ok((channel, ids, local_addr))
     }
 
     /// Returns the next event, or the fault of the device.
@@ -151,14 +151,14 @@ impl VerbsListener {
 impl fmt::Debug for VerbsListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsListener")
-            .field("local_address", &self.local_address)
+            .field("local_addr", &self.local_addr)
             .finish_non_exhaustive()
     }
 }
 
 impl ProviderListener for VerbsListener {
-    fn local_address(&self) -> SocketAddr {
-        self.local_address
+    fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
@@ -183,7 +183,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
         config,
     };
     Ok(IncomingRequest {
-        remote_address: request.id().remote_address()?,
+        remote_addr: request.id().remote_addr()?,
         private_data: event.private_data,
         knows_read_depths,
         accept: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
@@ -220,8 +220,8 @@ impl PendingRequest {
             .map_err(failed)?;
         queue_pair.set_accepted();
         Ok(queue_pair.connected(
-            id.local_address().map_err(failed)?,
-            id.remote_address().map_err(failed)?,
+            id.local_addr().map_err(failed)?,
+            id.remote_addr().map_err(failed)?,
             Bytes::new(),
         ))
     }

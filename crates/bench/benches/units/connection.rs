@@ -76,7 +76,7 @@ impl Connections {
             let listener = Listener::bind(&*accepting, address, config.clone()).await;
             let mut listener = listener.expect("a free port");
             let (client, server) = tokio::join!(
-                Connection::connect(&*connecting, listener.local_address(), config),
+                Connection::connect(&*connecting, listener.local_addr(), config),
                 listener.accept(),
             );
             let (client, server) = (client.expect("it listens"), server.expect("one came"));

@@ -331,7 +331,7 @@ fn assert_messages_stay_where_the_provider_put_them(
             .await
             .unwrap();
         let (receiver, sender) = tokio::join!(
-            Connection::connect(&*provider, listener.local_address(), config),
+            Connection::connect(&*provider, listener.local_addr(), config),
             listener.accept(),
         );
         let (receiver, sender) = (receiver.unwrap(), sender.unwrap());

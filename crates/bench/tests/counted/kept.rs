@@ -89,7 +89,7 @@ fn held(provider: &dyn Provider, pattern: &Pattern) -> (usize, i64) {
         let config = Config::default();
         let bound = Listener::bind(provider, address, config.clone());
         let mut listener = bound.await.unwrap();
-        let at = listener.local_address();
+        let at = listener.local_addr();
         let (here, there) =
             tokio::join!(Connection::connect(provider, at, config), listener.accept());
         (here.unwrap(), there.unwrap())

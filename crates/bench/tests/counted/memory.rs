@@ -37,7 +37,7 @@ fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
     let mut connect = || {
         runtime.block_on(async {
             let (one, other) = tokio::join!(
-                Connection::connect(&**provider, listener.local_address(), config.clone()),
+                Connection::connect(&**provider, listener.local_addr(), config.clone()),
                 listener.accept(),
             );
             (one.unwrap(), other.unwrap())

@@ -157,7 +157,7 @@ mod tests {
         write("proc/103/cmdline", b"smbdirect\0gateway\0:5445\0");
         assert_eq!(read(&root).programs, ["ksmbd.mountd", "smbdirect"]);
 
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+        let table = "  sl  local_addr rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
             0: 00000000:1545 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 787 1 0000000012092435 100 0 0 10 0\n";
         write("proc/net/tcp", table.as_bytes());
         let server = read(&root);

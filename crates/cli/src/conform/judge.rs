@@ -154,7 +154,7 @@ impl Judge {
             .map_err(|error| anyhow!("cannot listen on {}: {error}", clients.address))?;
         waits.apply(&mut client.facts);
         client.accept_timeout = waits.accept;
-        let address = client.local_address();
+        let address = client.local_addr();
         self.output
             .started(&address.to_string(), transport, clients.upper.name());
         self.output.invite(address);

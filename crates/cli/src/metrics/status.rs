@@ -98,8 +98,8 @@ impl ConnectionStatus {
         Self {
             id: one.id,
             role: one.role.label().into(),
-            peer: canonical(one.remote_address),
-            local: canonical(one.local_address),
+            peer: canonical(one.remote_addr),
+            local: canonical(one.local_addr),
             seconds: one.age.as_secs_f64(),
             send_credits: one.credits.send_credits,
             send_credit_target: one.credits.send_credit_target,

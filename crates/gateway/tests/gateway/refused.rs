@@ -72,7 +72,7 @@ impl Scene {
         reason: &str,
         cure: &str,
     ) {
-        let peer = client.local_address().to_string();
+        let peer = client.local_addr().to_string();
         let opened = event(&mut self.gateway, "opened");
         assert_eq!(opened["peer"], peer);
         match &mut client {

@@ -92,7 +92,7 @@ pub(super) struct LoopbackListener {
 }
 
 impl ProviderListener for LoopbackListener {
-    fn local_address(&self) -> SocketAddr {
+    fn local_addr(&self) -> SocketAddr {
         self.address
     }
 

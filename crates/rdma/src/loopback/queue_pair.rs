@@ -86,8 +86,8 @@ impl LoopbackQueuePair {
     /// Returns this end as a connection.
     pub(super) fn connected(
         self,
-        local_address: SocketAddr,
-        remote_address: SocketAddr,
+        local_addr: SocketAddr,
+        remote_addr: SocketAddr,
         private_data: Bytes,
     ) -> Connected {
         Connected {
@@ -95,8 +95,8 @@ impl LoopbackQueuePair {
             is_zero_copy: true,
             poll_window: POLL_WINDOW,
             queue_pair: Box::new(self),
-            remote_address,
-            local_address,
+            remote_addr,
+            local_addr,
             private_data,
         }
     }

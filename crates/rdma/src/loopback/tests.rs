@@ -86,7 +86,7 @@ fn kind<T: fmt::Debug>(result: Result<T, ProviderError>) -> ProviderErrorKind {
 /// Connects two providers and returns the active and the passive end.
 fn pair(active: &Loopback, passive: &Loopback, peer_serves_reads: Option<u32>) -> [Connected; 2] {
     let mut listener = now(passive.listen(address(0))).unwrap();
-    let mut connect = active.connect(request(listener.local_address()));
+    let mut connect = active.connect(request(listener.local_addr()));
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
     let passive = now((incoming.accept)(answer(peer_serves_reads))).unwrap();
@@ -116,7 +116,7 @@ fn read_depths_are_the_lower_of_both_ends() {
 fn a_connection_needs_a_listener_in_the_same_address_space() {
     let loopback = Loopback::new();
     let here = now(loopback.listen(address(445))).unwrap();
-    assert_eq!(here.local_address(), address(445));
+    assert_eq!(here.local_addr(), address(445));
     let again = now(loopback.clone().listen(address(445)));
     assert_eq!(kind(again), ProviderErrorKind::InUse);
     let elsewhere = now(Loopback::new().connect(request(address(445))));
@@ -136,7 +136,7 @@ fn a_full_or_dropped_listener_refuses_requests() {
         ..LoopbackConfig::default()
     });
     let listener = now(loopback.listen(address(0))).unwrap();
-    let to = listener.local_address();
+    let to = listener.local_addr();
     let [mut one, mut two] = [(); 2].map(|()| loopback.connect(request(to)));
     assert!(waits(&mut one) && waits(&mut two));
     let full = now(loopback.connect(request(to)));
@@ -154,7 +154,7 @@ fn a_full_or_dropped_listener_refuses_requests() {
 fn accepting_a_withdrawn_request_fails() {
     let loopback = Loopback::new();
     let mut listener = now(loopback.listen(address(0))).unwrap();
-    let mut connect = loopback.connect(request(listener.local_address()));
+    let mut connect = loopback.connect(request(listener.local_addr()));
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
     drop(connect);

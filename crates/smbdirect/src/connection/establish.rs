@@ -58,7 +58,7 @@ impl Connection {
                 .unwrap_or_else(|| Err(no_rdma_connection()))
                 //= SMBD-3.1.4.1-08
                 .map_err(ConnectError::Provider)?;
-            span.record("local", field::display(connected.local_address));
+            span.record("local", field::display(connected.local_addr));
             engine.handle_connected(limits(provider, &connected)?);
             //= SMBD-3.1.4.1-10
             Ok(Self::negotiate(engine, connected, &config).await?)
@@ -85,7 +85,7 @@ impl Connection {
         connected: Connected,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
-        let (local_address, remote_address) = (connected.local_address, connected.remote_address);
+        let (local_addr, remote_addr) = (connected.local_addr, connected.remote_addr);
         #[cfg(feature = "metrics")]
         let role = if engine.is_active() {
             metrics::Role::Active
@@ -102,12 +102,12 @@ impl Connection {
         #[cfg(feature = "metrics")]
         shared.meter(metrics::Identity {
             role,
-            local_address,
-            remote_address,
+            local_addr,
+            remote_addr,
             established: now(),
             negotiated,
         });
-        Ok(Self::new(shared, local_address, remote_address, negotiated))
+        Ok(Self::new(shared, local_addr, remote_addr, negotiated))
     }
 }
 

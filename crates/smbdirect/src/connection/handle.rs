@@ -90,8 +90,8 @@ pub struct Connection {
 /// The state that all clones of a connection share. Dropping it closes the connection.
 struct Handle {
     shared: Arc<Shared>,
-    local_address: SocketAddr,
-    remote_address: SocketAddr,
+    local_addr: SocketAddr,
+    remote_addr: SocketAddr,
     negotiated: Negotiated,
 }
 
@@ -106,8 +106,8 @@ impl Drop for Handle {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
-            .field("local_address", &self.handle.local_address)
-            .field("remote_address", &self.handle.remote_address)
+            .field("local_addr", &self.handle.local_addr)
+            .field("remote_addr", &self.handle.remote_addr)
             .finish_non_exhaustive()
     }
 }
@@ -115,14 +115,14 @@ impl fmt::Debug for Connection {
 impl Connection {
     pub(super) fn new(
         shared: Arc<Shared>,
-        local_address: SocketAddr,
-        remote_address: SocketAddr,
+        local_addr: SocketAddr,
+        remote_addr: SocketAddr,
         negotiated: Negotiated,
     ) -> Self {
         let handle = Handle {
             shared,
-            local_address,
-            remote_address,
+            local_addr,
+            remote_addr,
             negotiated,
         };
         Self {
@@ -496,13 +496,13 @@ impl Connection {
     }
 
     /// Returns the address of the peer.
-    pub fn remote_address(&self) -> SocketAddr {
-        self.handle.remote_address
+    pub fn remote_addr(&self) -> SocketAddr {
+        self.handle.remote_addr
     }
 
     /// Returns the address of this end.
-    pub fn local_address(&self) -> SocketAddr {
-        self.handle.local_address
+    pub fn local_addr(&self) -> SocketAddr {
+        self.handle.local_addr
     }
 
     /// Returns whether a message with SMB_DIRECT_RESPONSE_REQUESTED (2.2.3) was sent or is about to be sent, and

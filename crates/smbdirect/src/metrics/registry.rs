@@ -33,8 +33,8 @@ impl Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) role: Role,
-    pub(crate) local_address: SocketAddr,
-    pub(crate) remote_address: SocketAddr,
+    pub(crate) local_addr: SocketAddr,
+    pub(crate) remote_addr: SocketAddr,
     pub(crate) established: Instant,
     pub(crate) negotiated: Negotiated,
 }

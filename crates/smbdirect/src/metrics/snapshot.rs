@@ -14,9 +14,9 @@ pub struct ConnectionSnapshot {
     /// The role of this process in the connection.
     pub role: Role,
     /// Address of this end.
-    pub local_address: SocketAddr,
+    pub local_addr: SocketAddr,
     /// Address of the peer.
-    pub remote_address: SocketAddr,
+    pub remote_addr: SocketAddr,
     /// Time since the negotiation was complete.
     pub age: Duration,
     /// The negotiated limits.
@@ -75,8 +75,8 @@ pub fn snapshot() -> Snapshot {
         snapshot.connections.push(ConnectionSnapshot {
             id,
             role: identity.role,
-            local_address: identity.local_address,
-            remote_address: identity.remote_address,
+            local_addr: identity.local_addr,
+            remote_addr: identity.remote_addr,
             age: identity.established.elapsed(),
             negotiated: identity.negotiated,
             credits: reading.credits,

@@ -65,7 +65,7 @@ pub(crate) struct Ends {
 impl Ends {
     pub(crate) async fn new(provider: &Arc<dyn Provider>, settings: Settings) -> Self {
         let mut listener = listen(provider, settings.clone()).await;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let config = Config::new(settings).unwrap();
         let (client, server) = within(async {
             tokio::join!(

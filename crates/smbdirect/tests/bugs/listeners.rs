@@ -47,9 +47,9 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
         listeners.push((provider, listener.await.unwrap()));
     }
     while let Some((_, last)) = listeners.last() {
-        let last_address = last.local_address();
+        let last_address = last.local_addr();
         for (number, (provider, listener)) in listeners.iter_mut().enumerate() {
-            let address = listener.local_address();
+            let address = listener.local_addr();
             let (client, server) = within(async {
                 tokio::join!(
                     Connection::connect(&***provider, address, config.clone()),
@@ -58,8 +58,8 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
             })
             .await;
             let (client, server) = (client.unwrap(), server.unwrap());
-            assert_eq!(client.remote_address(), address);
-            assert_eq!(server.local_address().port(), address.port());
+            assert_eq!(client.remote_addr(), address);
+            assert_eq!(server.local_addr().port(), address.port());
             drop(client.send(vec![number as u8; 9]).unwrap());
             let message = within(server.recv()).await.unwrap().into_bytes();
             assert_eq!(message, vec![number as u8; 9]);
@@ -96,7 +96,7 @@ async fn bug_23_listener_closed_with_half_open_children() {
     };
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(patient));
     let mut listener = listen(&provider, settings).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut accepted_peer = Peer::negotiated(address).await;
     let accepted = within(listener.accept()).await.unwrap();
 
@@ -139,7 +139,7 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
         ..Settings::default()
     };
     let mut listener = listen(&provider, few.clone()).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut connecting = JoinSet::new();
     for _ in 0..PEERS {
         let (provider, config) = (provider.clone(), Config::new(few.clone()).unwrap());
@@ -188,7 +188,7 @@ async fn bug_23_a_full_backlog_refuses() {
         ..LoopbackConfig::default()
     });
     let mut listener = provider.listen(HERE).await.unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let request = || ConnectRequest {
         address,
         private_data: Bytes::new(),

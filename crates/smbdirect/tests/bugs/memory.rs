@@ -76,7 +76,7 @@ async fn read_in_part() -> (Connection, MemoryRegion, Peer) {
     }));
     let buffer = BytesMut::from(&vec![0x5a; LARGE_BYTES][..]);
     let mut listener = listen(&provider, impatient).await;
-    let mut peer = Peer::negotiated(listener.local_address()).await;
+    let mut peer = Peer::negotiated(listener.local_addr()).await;
     let victim = within(listener.accept()).await.unwrap();
     let memory = victim.register(buffer, Access::REMOTE_READ).unwrap();
     let descriptor = memory.descriptor();

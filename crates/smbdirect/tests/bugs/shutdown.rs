@@ -147,7 +147,7 @@ async fn polled<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
 async fn bug_18_shutdown_in_any_state() {
     for provider in [iwarp(), Arc::new(Loopback::new())] {
         let mut listener = listen(&provider, Settings::default()).await;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let mut given_up = 0;
         for polls in 0..60 {
             let connecting = Connection::connect(&*provider, address, Config::default());
@@ -203,7 +203,7 @@ async fn bug_18_shutdown_in_any_state() {
 async fn bug_18_peers_that_vanish_in_any_state() {
     let provider = iwarp();
     let mut listener = listen(&provider, Settings::default()).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut request = Vec::new();
     StartupFrame::new(FrameKind::Request, 1).encode(&mut request);
     // There are more peers than may negotiate concurrently, so each has to make room for the next.

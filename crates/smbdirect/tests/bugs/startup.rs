@@ -67,8 +67,8 @@ struct WatchedListener {
 }
 
 impl provider::ProviderListener for WatchedListener {
-    fn local_address(&self) -> SocketAddr {
-        self.listener.local_address()
+    fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
@@ -99,7 +99,7 @@ async fn seen_of(request: &StartupFrame) -> (StartupFrame, Bytes, u32) {
         seen: seen.clone(),
     });
     let mut listener = listen(&provider, Settings::default()).await;
-    let mut peer = Peer::silent(listener.local_address()).await;
+    let mut peer = Peer::silent(listener.local_addr()).await;
     let reply = peer.greet(request).await.expect("a Reply");
     if request.enhanced.is_some_and(|asked| asked.peer_to_peer) {
         let ready = Tagged {
@@ -341,7 +341,7 @@ async fn bug_28_a_request_and_a_reply_with_both() {
 async fn bug_06_a_burst_of_requests() {
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
     let mut listener = listen(&provider, Settings::default()).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut peers = Vec::new();
     for _ in 0..16 {
         let mut peer = Peer::connected(address).await;

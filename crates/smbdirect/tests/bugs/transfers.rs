@@ -164,7 +164,7 @@ async fn bug_15_the_wrong_limit() {
     };
     for provider in [iwarp(), Arc::new(Loopback::new())] {
         let mut listener = listen(&provider, small.clone()).await;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let (client, server) = within(async {
             tokio::join!(
                 Connection::connect(&*provider, address, Config::default()),

@@ -40,7 +40,7 @@ async fn pair_with(provider: Arc<dyn Provider>, client: Settings, server: Settin
     let mut listener = Listener::bind(&*provider, address, server_config)
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let (client, server) = tokio::join!(
         Connection::connect(&*provider, address, Config::new(client).unwrap()),
         listener.accept()
@@ -439,7 +439,7 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut silent = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = b"MPA ID Req Frame\x40\x01\x00\x00";
     silent.write_all(request).await.unwrap();
@@ -451,7 +451,7 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
         listener.accept()
     );
     let (client, server) = (client.unwrap(), server.unwrap());
-    assert_eq!(server.remote_address(), client.local_address());
+    assert_eq!(server.remote_addr(), client.local_addr());
 }
 
 /// On a runtime with one thread, a task that sends and never pauses keeps the driver task from running.
@@ -471,7 +471,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
             let address = "127.0.0.1:0".parse().unwrap();
             let listener = Listener::bind(&*provider, address, Config::default());
             let mut listener = listener.await.unwrap();
-            tell.send(listener.local_address()).unwrap();
+            tell.send(listener.local_addr()).unwrap();
             let server = within(listener.accept()).await.unwrap();
             drop(server.send("begin").unwrap());
             while let Ok(message) = within(server.recv()).await {

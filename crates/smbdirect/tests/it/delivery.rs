@@ -101,7 +101,7 @@ impl Peer {
             let mut listener = Listener::bind(&*provider, any, Config::default())
                 .await
                 .unwrap();
-            send_address.send(listener.local_address()).unwrap();
+            send_address.send(listener.local_addr()).unwrap();
             let connection = listener.accept().await.unwrap();
             for _ in 0..greetings {
                 connection.send("a greeting").unwrap().await.unwrap();
@@ -277,7 +277,7 @@ fn a_peer_that_sends_all_the_time_gets_what_was_sent() {
                 let mut listener = Listener::bind(&*theirs, any, Config::default())
                     .await
                     .unwrap();
-                send_address.send(listener.local_address()).unwrap();
+                send_address.send(listener.local_addr()).unwrap();
                 let connection = listener.accept().await.unwrap();
                 let sender = connection.clone();
                 let sending = async move {
@@ -409,7 +409,7 @@ fn two_ends_of_one_runtime_end_without_delay() {
                     let listening = Listener::bind(&*theirs, any, Config::default());
                     let mut listener = listening.await.unwrap();
                     let connecting =
-                        Connection::connect(&*ours, listener.local_address(), Config::default());
+                        Connection::connect(&*ours, listener.local_addr(), Config::default());
                     let connection = within(connecting).await.unwrap();
                     let accepted = within(listener.accept()).await.unwrap();
                     connection.send("one").unwrap().await.unwrap();

@@ -37,7 +37,7 @@ async fn run_ends<Ask, Serve>(
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&provider, any, Config::default());
     let mut listener = listener.await.unwrap();
-    let connecting = Connection::connect(&provider, listener.local_address(), Config::default());
+    let connecting = Connection::connect(&provider, listener.local_addr(), Config::default());
     let (client, server) = tokio::join!(connecting, listener.accept());
     let (client, server) = (client.unwrap(), server.unwrap());
     let run = async { tokio::join!(ask(client), serve(server)) };

@@ -50,7 +50,7 @@ impl Handles {
         let mut listener = Listener::bind(&*provider, any_port(), Config::default())
             .await
             .unwrap();
-        let at = listener.local_address();
+        let at = listener.local_addr();
         let (client, server) = tokio::join!(
             Connection::connect(&*provider, at, Config::default()),
             listener.accept()
@@ -61,7 +61,7 @@ impl Handles {
         let mut incoming = IncomingListener::bind(&*provider, any_port())
             .await
             .unwrap();
-        let (there, address) = (provider.clone(), incoming.local_address());
+        let (there, address) = (provider.clone(), incoming.local_addr());
         let offering = tokio::spawn(async move {
             let _ = Connection::connect(&*there, address, Config::default()).await;
         });
@@ -144,7 +144,7 @@ future_cases! { Handles:
         let provider = world.rest.provider.clone();
         async move {
             let at = IncomingListener::bind(&*provider, any_port()).await.unwrap();
-            Connection::connect(&*provider, at.local_address(), Config::default()).await
+            Connection::connect(&*provider, at.local_addr(), Config::default()).await
         }
     };
     "bind" false |world| {

@@ -696,7 +696,7 @@ async fn a_responder_answers_every_valid_request_and_waits_for_the_first_fpdu() 
         let (what, crc) = (case.what, case.agreed);
         let provider = Iwarp::new(of_revision(2, case.crc));
         let mut listener = provider.listen(HERE).await.unwrap();
-        let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr()).await.unwrap();
         said(&mut peer, &case.request).await;
         let incoming = within(listener.accept()).await.expect(what);
         assert_eq!(incoming.private_data, case.told, "{what}");
@@ -773,7 +773,7 @@ async fn invalid_requests_are_refused() {
         (request(0, 3, &[]), Vec::new()),
         (request(0, 1, &[&[0; 513]]), Vec::new()),
     ] {
-        let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr()).await.unwrap();
         said(&mut peer, &request).await;
         assert_eq!(rest(&mut peer).await, reply, "{request:02x?}");
     }
@@ -793,7 +793,7 @@ async fn a_refused_peer_closes_first() {
         let mut listener = provider.listen(HERE).await.unwrap();
         // The provider itself refuses the peer, or the upper layer does by not answering.
         for (flags, is_told) in [(M, false), (0, true)] {
-            let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr()).await.unwrap();
             // Later bytes are read and discarded.
             said(
                 &mut peer,

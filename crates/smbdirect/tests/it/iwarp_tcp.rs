@@ -82,7 +82,7 @@ async fn incoming(listener: &mut dyn ProviderListener) -> IncomingRequest {
 /// Connects two ends and returns the initiator and the responder.
 async fn pair(initiator: IwarpConfig, responder: IwarpConfig) -> (Connected, Connected) {
     let mut listener = listen(responder).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let provider = Iwarp::new(initiator);
     let (one, other) = tokio::join!(provider.connect(request(address)), async {
         let incoming = incoming(&mut *listener).await;
@@ -213,7 +213,7 @@ async fn two_ends_of_this_library_agree_on_everything() {
         let (mut one, mut other) = pair(initiator, responder).await;
         greet(&mut one, &mut other).await;
         assert_eq!(one.private_data, &b"welcome"[..]);
-        assert_eq!(one.remote_address, other.local_address);
+        assert_eq!(one.remote_addr, other.local_addr);
         let (here, there) = (one.limits, other.limits);
         if revision == 2 {
             // IRD 5 is rounded up to 8, and the depths of the two ends match.
@@ -329,7 +329,7 @@ async fn large_transfers_both_ways() {
 #[tokio::test]
 async fn a_dropped_request_is_refused_and_the_listener_continues() {
     let mut listener = listen(IwarpConfig::default()).await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     for revision in [2, 1] {
         let provider = Iwarp::new(IwarpConfig {
             revision,
@@ -396,7 +396,7 @@ async fn bad_and_silent_peers_do_not_delay_others() {
         ..IwarpConfig::default()
     })
     .await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let good = StartupFrame::new(FrameKind::Request, 1);
     let mut unknown = bytes_of(&good);
     unknown[17] = 3;
@@ -454,7 +454,7 @@ async fn half_open_peers_stay_within_the_limit() {
         ..IwarpConfig::default()
     })
     .await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut silent = say(address, b"MPA ID").await;
     let mut good = say(
         address,
@@ -468,7 +468,7 @@ async fn half_open_peers_stay_within_the_limit() {
         _ = incoming(&mut *listener) => panic!("two peers are half open"),
     }
     let second = incoming(&mut *listener).await;
-    assert_eq!(second.remote_address, good.local_addr().unwrap());
+    assert_eq!(second.remote_addr, good.local_addr().unwrap());
     drop(second);
     let said = rest(&mut good).await;
     assert!(
@@ -687,7 +687,7 @@ async fn a_peer_that_closes_is_tried_again_with_revision_1() {
 /// Connects a hand-made initiator to a responder of this library.
 async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream, Connected) {
     let mut listener = listen(config).await;
-    let mut stream = say(listener.local_address(), &bytes_of(frame)).await;
+    let mut stream = say(listener.local_addr(), &bytes_of(frame)).await;
     let incoming = incoming(&mut *listener).await;
     let connected = (incoming.accept)(answer()).await.unwrap();
     let mut bytes = [0; 20];
@@ -1012,7 +1012,7 @@ async fn unusable_addresses_are_errors() {
     let refused = provider.connect(request(closed)).await;
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
     let listener = listen(IwarpConfig::default()).await;
-    let taken = provider.listen(listener.local_address()).await;
+    let taken = provider.listen(listener.local_addr()).await;
     assert_eq!(taken.unwrap_err().kind, ProviderErrorKind::InUse);
     let strange = provider.listen("192.0.2.1:0".parse().unwrap()).await;
     assert_eq!(strange.unwrap_err().kind, ProviderErrorKind::Address);
@@ -1047,17 +1047,17 @@ async fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
         return eprintln!("skipped: {error}");
     }
     let mut listener = Iwarp::default().listen(every_address).await.unwrap();
-    let port = listener.local_address().port();
+    let port = listener.local_addr().port();
     let provider = Iwarp::default();
     let connecting = provider.connect(request(SocketAddr::new(HERE.ip(), port)));
     let (one, other) = tokio::join!(connecting, async {
         let incoming = incoming(&mut *listener).await;
-        assert_eq!(incoming.remote_address.ip(), HERE.ip());
+        assert_eq!(incoming.remote_addr.ip(), HERE.ip());
         (incoming.accept)(answer()).await.unwrap()
     });
     let one = one.unwrap();
-    assert_eq!(other.remote_address, one.local_address);
-    assert_eq!(other.local_address, one.remote_address);
+    assert_eq!(other.remote_addr, one.local_addr);
+    assert_eq!(other.local_addr, one.remote_addr);
 }
 
 /// Keeps the paused clock of a test from advancing automatically, for at most 20 s.

@@ -120,7 +120,7 @@ async fn pair() -> (Connection, Connection, Registered, Listener) {
         .await
         .unwrap();
     let (client, server) = tokio::join!(
-        Connection::connect(&*provider, listener.local_address(), config),
+        Connection::connect(&*provider, listener.local_addr(), config),
         listener.accept()
     );
     (client.unwrap(), server.unwrap(), registered, listener)

@@ -59,7 +59,7 @@ async fn listener(provider: &dyn Provider) -> Listener {
 /// Returns a connection and its other end.
 async fn pair(provider: &dyn Provider) -> (Connection, Connection) {
     let mut listener = listener(provider).await;
-    let client = Connection::connect(provider, listener.local_address(), Config::default());
+    let client = Connection::connect(provider, listener.local_addr(), Config::default());
     let client = client.await.unwrap();
     (client, listener.accept().await.unwrap())
 }
@@ -163,7 +163,7 @@ fn the_two_ends_of_a_connection_are_in_two_runtimes() {
         let provider = roce();
         let (here, there) = (many_threads(), many_threads());
         let mut listener = limited(&there, listener(&provider));
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let accepting = there.spawn(async move { listener.accept().await.unwrap() });
         let client = limited(&here, async {
             Connection::connect(&provider, address, Config::default())

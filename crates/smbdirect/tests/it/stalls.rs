@@ -78,7 +78,7 @@ fn peer(provider: Arc<dyn Provider>) -> SocketAddr {
         one_thread().block_on(async move {
             let bound = Listener::bind(&*provider, any_port(), Config::default());
             let mut listener = bound.await.unwrap();
-            told.send(listener.local_address()).unwrap();
+            told.send(listener.local_addr()).unwrap();
             while let Ok(connection) = listener.accept().await {
                 tokio::spawn(async move { while connection.recv().await.is_ok() {} });
             }
@@ -141,7 +141,7 @@ async fn pair(provider: &dyn Provider) -> (Connection, Connection) {
     let mut listener = Listener::bind(provider, any_port(), config())
         .await
         .unwrap();
-    let at = listener.local_address();
+    let at = listener.local_addr();
     let (here, there) = tokio::join!(
         Connection::connect(provider, at, config()),
         listener.accept()
@@ -170,7 +170,7 @@ fn connecting_and_accepting_outlive_a_stop() {
             one_thread().block_on(async {
                 let bound = Listener::bind(&*provider, any_port(), config());
                 let mut listener = bound.await.unwrap();
-                let (at, there) = (listener.local_address(), provider.clone());
+                let (at, there) = (listener.local_addr(), provider.clone());
                 let connecting = thread::spawn(move || {
                     let connecting = async {
                         let long = IwarpConfig::default();
@@ -216,12 +216,12 @@ fn a_close_outlives_a_stop() {
                 token: 0,
                 length: 0,
             };
-            told.send((listener.local_address(), nothing)).unwrap();
+            told.send((listener.local_addr(), nothing)).unwrap();
             let connection = listener.accept().await.unwrap();
             let region = connection
                 .register(BytesMut::zeroed(BYTES), Access::REMOTE_WRITE)
                 .unwrap();
-            told.send((connection.local_address(), region.descriptor()))
+            told.send((connection.local_addr(), region.descriptor()))
                 .unwrap();
             connection.closed().await;
             done.send(region.deregister().await.unwrap()).unwrap();
@@ -261,7 +261,7 @@ fn a_grant_behind_other_data_counts() {
                 };
                 let config = Config::new(settings).unwrap();
                 let mut listener = Listener::bind(&provider, any_port(), config).await.unwrap();
-                told.send(listener.local_address()).unwrap();
+                told.send(listener.local_addr()).unwrap();
                 let connection = listener.accept().await.unwrap();
                 let place = descriptor.recv().unwrap();
                 drop(connection.write(&[place], 0, Bytes::from(vec![7; BYTES])));
@@ -305,7 +305,7 @@ fn a_peer_that_floods_is_given_up() {
             };
             let config = Config::new(settings).unwrap();
             let mut listener = Listener::bind(&provider, any_port(), config).await.unwrap();
-            told.send(listener.local_address()).unwrap();
+            told.send(listener.local_addr()).unwrap();
             let connection = listener.accept().await.unwrap();
             let place = descriptor.recv().unwrap();
             let data = Bytes::from(vec![7; BYTES]);

@@ -31,7 +31,7 @@ async fn stream_with(config: Config) -> (UnixStream, Connection) {
     let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let (client, server) = tokio::join!(
         Connection::connect(&*provider, address, config),
         listener.accept()

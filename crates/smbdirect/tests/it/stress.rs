@@ -133,7 +133,7 @@ async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     // Some attempts are abandoned while they connect.
     for _ in 0..random.u64(..5) {
         let connecting = Connection::connect(&*provider, address, config.clone());

@@ -40,7 +40,7 @@ async fn connected(count: usize) -> Vec<(Connection, Connection)> {
     let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut pairs = Vec::new();
     for _ in 0..count {
         let connect = Connection::connect(&*provider, address, Config::default());

@@ -37,12 +37,12 @@ impl<C: EndpointContext> Address<C> {
     /// Opens an address on `port`. Without a port it can only be connected from.
     pub(crate) fn open(
         device: Arc<Device>,
-        local_address: SocketAddr,
+        local_addr: SocketAddr,
         port: Option<Arc<Port>>,
     ) -> Self {
         let shared = Arc::new(AddressShared {
             device,
-            local_address,
+            local_addr,
             closed: AtomicBool::new(false),
             state: Mutex::new(AddressLocked {
                 handle: Weak::new(),
@@ -73,8 +73,8 @@ impl<C: EndpointContext> Address<C> {
     }
 
     /// Returns the local address, with the port that was picked.
-    pub fn local_address(&self) -> SocketAddr {
-        self.handle.shared.local_address
+    pub fn local_addr(&self) -> SocketAddr {
+        self.handle.shared.local_addr
     }
 
     /// Sets the handlers of all events, as TDI_SET_EVENT_HANDLER does for one; `None` removes them.
@@ -201,7 +201,7 @@ impl<C: EndpointContext> AddressShared<C> {
         };
         let address = Address { handle };
         let offer = Offer {
-            remote_address: incoming.remote_address(),
+            remote_addr: incoming.remote_addr(),
         };
         match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
             Ok(ConnectAnswer::Accept(endpoint)) => {
@@ -249,7 +249,7 @@ impl<C: EndpointContext> OfferTarget for AddressShared<C> {
             return Some(incoming);
         }
         //= TDI-CONN-06
-        while let Some(listen) = self.take_listen(incoming.remote_address()) {
+        while let Some(listen) = self.take_listen(incoming.remote_addr()) {
             let Some(endpoint) = listen.endpoint.upgrade().map(Endpoint::from_shared) else {
                 continue;
             };
@@ -295,7 +295,7 @@ impl<C: EndpointContext> Clone for Address<C> {
 impl<C: EndpointContext> fmt::Debug for Address<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Address")
-            .field("local_address", &self.local_address())
+            .field("local_addr", &self.local_addr())
             .finish_non_exhaustive()
     }
 }

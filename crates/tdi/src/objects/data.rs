@@ -207,12 +207,12 @@ impl<C: EndpointContext> Endpoint<C> {
     ///
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): there is neither.
-    pub fn remote_address(&self) -> Result<SocketAddr, Status> {
+    pub fn remote_addr(&self) -> Result<SocketAddr, Status> {
         let state = self.lock();
         match (&state.phase, &state.session) {
-            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_address()),
+            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_addr()),
             (Phase::Connected | Phase::Releasing, Some(session)) => {
-                Ok(session.connection.remote_address())
+                Ok(session.connection.remote_addr())
             }
             _ => Err(Status::INVALID_CONNECTION),
         }

@@ -100,7 +100,7 @@ impl Device {
         let listener = IncomingListener::bind(&*self.provider, address).await;
         let listener = listener.map_err(|error| open_status(&error))?;
         let port = Port::open(self.counters.clone(), listener, share);
-        ports.insert(port.local_address, Arc::downgrade(&port));
+        ports.insert(port.local_addr, Arc::downgrade(&port));
         Ok(port)
     }
 
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(device.ports.lock().await.len(), 2);
         drop(first);
         let third = device.open_port(any_port, Share::Exclusive).await.unwrap();
-        let open: Vec<_> = [&second, &third].map(|port| port.local_address).into();
+        let open: Vec<_> = [&second, &third].map(|port| port.local_addr).into();
         let ports = device.ports.lock().await;
         assert_eq!(ports.len(), 2);
         assert!(open.iter().all(|address| ports.contains_key(address)));

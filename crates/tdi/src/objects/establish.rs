@@ -323,7 +323,7 @@ mod tests {
         let attempt = there.lock().attempt;
         expire_offer(there.downgrade(), attempt, Duration::ZERO).await;
         assert_eq!(there.state(), EndpointState::Listening);
-        let connect = here.connect(remote.local_address(), None);
+        let connect = here.connect(remote.local_addr(), None);
         listen.await.unwrap();
         expire_offer(there.downgrade(), attempt - 1, Duration::ZERO).await;
         assert_eq!(there.state(), EndpointState::Offered);

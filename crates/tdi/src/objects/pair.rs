@@ -41,7 +41,7 @@ impl Pair {
     /// Connects `here` to `there`.
     pub(crate) async fn connect(&self) {
         let listen = self.there.listen(None);
-        let connect = self.here.connect(self.remote.local_address(), None);
+        let connect = self.here.connect(self.remote.local_addr(), None);
         connect.await.unwrap();
         listen.await.unwrap();
     }

@@ -40,7 +40,7 @@ pub(crate) trait OfferTarget: Send + Sync {
 
 /// A local port that peers can connect to, used by one address or by several that share it.
 pub(crate) struct Port {
-    pub(crate) local_address: SocketAddr,
+    pub(crate) local_addr: SocketAddr,
     pub(crate) share: Share,
     targets: Mutex<Vec<Weak<dyn OfferTarget>>>,
     accepting: SharedAccepting,
@@ -68,10 +68,10 @@ impl Port {
         listener: IncomingListener,
         share: Share,
     ) -> Arc<Self> {
-        let local_address = listener.local_address();
+        let local_addr = listener.local_addr();
         let accepting = Arc::new(Mutex::new(Some(accept_next(listener))));
         let port = Arc::new(Self {
-            local_address,
+            local_addr,
             share,
             targets: Mutex::default(),
             accepting: accepting.clone(),

@@ -34,7 +34,7 @@ use crate::protocol::{
 ///
 /// let local = transport.open_any_address();
 /// let endpoint = local.open_endpoint(());
-/// endpoint.connect(server.local_address(), None).await?;
+/// endpoint.connect(server.local_addr(), None).await?;
 /// listen.await?;
 ///
 /// // TdiBuildSend, twice: a part of a TSDU, then its end.
@@ -83,7 +83,7 @@ impl Transport {
     }
 
     fn address_on<C: EndpointContext>(&self, port: Arc<Port>) -> Address<C> {
-        Address::open(self.device.clone(), port.local_address, Some(port))
+        Address::open(self.device.clone(), port.local_addr, Some(port))
     }
 
     /// Opens an address that can only be connected from.

@@ -42,7 +42,7 @@ pub(super) struct Handle<C: EndpointContext> {
 /// The state that the handles of an address, its endpoints and its port share.
 pub(crate) struct AddressShared<C: EndpointContext> {
     pub(super) device: Arc<Device>,
-    pub(super) local_address: SocketAddr,
+    pub(super) local_addr: SocketAddr,
     pub(super) closed: AtomicBool,
     pub(super) state: Mutex<AddressLocked<C>>,
 }
@@ -193,7 +193,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// The address of the peer.
-    pub remote_address: SocketAddr,
+    pub remote_addr: SocketAddr,
 }
 
 /// The answer of [`Client::connect`] to an [`Offer`].

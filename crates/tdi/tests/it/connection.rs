@@ -36,7 +36,7 @@ async fn pair(provider: Arc<dyn Provider>) -> Pair {
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let connecting = Connection::connect(&*provider, address, config);
     let (client, server) = tokio::join!(connecting, listener.accept());
     Pair {

@@ -14,7 +14,7 @@ use super::fabric::{
 
 pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     assert_ne!(address.port(), 0);
     let question = Bytes::from(vec![0x51; fabric.capabilities.private_data]);
     let whole = |arrived: &Bytes, sent: &Bytes| {
@@ -31,7 +31,7 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let accept = async {
         let incoming = next_incoming(listener.as_mut()).await;
         assert!(whole(&incoming.private_data, &question));
-        let from = incoming.remote_address;
+        let from = incoming.remote_addr;
         let answer = AcceptRequest {
             private_data: Bytes::from_static(b"answer"),
             receive: first_receive(),
@@ -43,17 +43,17 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let (active, (from, passive)) = within_time("connecting", both).await;
     let active = active.unwrap();
     assert!(whole(&active.private_data, &Bytes::from_static(b"answer")));
-    assert_eq!(active.remote_address, address);
-    assert_eq!(active.local_address, from);
+    assert_eq!(active.remote_addr, address);
+    assert_eq!(active.local_addr, from);
     assert_eq!(passive.private_data, &b""[..]);
-    assert_eq!(passive.remote_address, from);
-    assert_eq!(passive.local_address, address);
+    assert_eq!(passive.remote_addr, from);
+    assert_eq!(passive.local_addr, address);
     let most = passive.limits.max_outbound_reads;
     assert!(most <= 4, "the peer serves 4 Reads and we post {most}");
 }
 
 pub async fn connecting_without_a_listener_fails(fabric: &Fabric) {
-    let address = fabric.listener().await.local_address();
+    let address = fabric.listener().await.local_addr();
     let error = fabric.connect(address).await.map(drop).unwrap_err();
     // Nothing else uses the UDP port of RoCE in software here.
     let kinds = [
@@ -65,7 +65,7 @@ pub async fn connecting_without_a_listener_fails(fabric: &Fabric) {
 
 pub async fn dropped_incoming_refuses(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let turn_away = async { drop(next_incoming(listener.as_mut()).await) };
     let (active, ()) = tokio::join!(fabric.connect(address), turn_away);
     let error = active.map(drop).unwrap_err();
@@ -81,7 +81,7 @@ pub async fn dropped_incoming_refuses(fabric: &Fabric) {
 /// time to send one.
 pub async fn closed_listener_refuses(fabric: &Fabric) {
     let listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let close = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(listener);
@@ -98,7 +98,7 @@ pub async fn closed_listener_refuses(fabric: &Fabric) {
 
 pub async fn given_up_connect(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut connect = fabric.active.connect(request(address));
     poll_fn(|context| Poll::Ready(connect.as_mut().poll(context).is_pending())).await;
     drop(connect);
@@ -131,7 +131,7 @@ pub async fn the_receive_posted_before_connecting(fabric: &Fabric) {
 
 pub async fn a_hundred_connections(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut active = tokio::task::JoinSet::new();
     for _ in 0..100 {
         let provider = fabric.active.clone();
@@ -167,7 +167,7 @@ pub async fn silent_peer_blocks_no_other(fabric: &Fabric) {
         return;
     }
     let mut listener = fabric.listener().await;
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let silent = [(); 3].map(|()| TcpStream::connect(address).unwrap());
     let pair = fabric.pair_at(listener.as_mut());
     // This is less than a provider waits for silent peers.

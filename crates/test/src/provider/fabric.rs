@@ -106,7 +106,7 @@ impl Fabric {
     }
 
     pub async fn pair_at(&self, listener: &mut dyn ProviderListener) -> Pair {
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let passive = async { accept(next_incoming(listener).await).await };
         let (active, passive) = tokio::join!(self.connect(address), passive);
         let mut pair = Pair {

@@ -239,8 +239,8 @@ impl VerbsQueuePair {
     /// Returns the queue pair as a connection.
     pub(super) fn connected(
         self,
-        local_address: SocketAddr,
-        remote_address: SocketAddr,
+        local_addr: SocketAddr,
+        remote_addr: SocketAddr,
         private_data: Bytes,
     ) -> Connected {
         Connected {
@@ -249,8 +249,8 @@ impl VerbsQueuePair {
             // [`VerbsConfig::busy_poll`] sets how long each poll looks for completions.
             poll_window: Duration::ZERO,
             queue_pair: Box::new(self),
-            remote_address,
-            local_address,
+            remote_addr,
+            local_addr,
             private_data,
         }
     }

@@ -293,7 +293,7 @@ impl Client for CommandClient {
         let settings = settings_for(requested);
         self.rdma.facts = facts(&settings, settings.active_negotiation_timeout);
         self.action = action;
-        let address = self.rdma.local_address().to_string();
+        let address = self.rdma.local_addr().to_string();
         let command = match action {
             ClientAction::Send => {
                 let file = self.directory.path().join("file");

@@ -195,7 +195,7 @@ async fn a_sender_notices_a_listener_that_breaks_the_rules() {
     let mut listener = Listener::bind(&*provider(), address, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address().to_string();
+    let address = listener.local_addr().to_string();
     let done = |offset: u64| [&[1, 5, 0, 0][..], &offset.to_le_bytes()].concat();
     for (rdma, answer) in [
         (false, done(1)),

@@ -112,7 +112,7 @@ async fn the_metrics_of_a_gateway_count_its_traffic() {
     assert_eq!(status["connections"][0]["bytes_received"], 50_000);
     assert_eq!(
         status["connections"][0]["peer"],
-        client.local_address().to_string()
+        client.local_addr().to_string()
     );
     assert_eq!(status["established"], 1);
 

@@ -34,14 +34,14 @@ use crate::{
 /// A listener that returns the peers whose Request has arrived.
 #[derive(Debug)]
 pub(super) struct IwarpListener {
-    pub(super) local_address: SocketAddr,
+    pub(super) local_addr: SocketAddr,
     pub(super) incoming: Receiver<IncomingRequest>,
     pub(super) _task: OwnedTask,
 }
 
 impl ProviderListener for IwarpListener {
-    fn local_address(&self) -> SocketAddr {
-        self.local_address
+    fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
@@ -104,7 +104,7 @@ async fn read_request(
     let Ok(socket) = Socket::new(stream, &config) else {
         return;
     };
-    let remote_address = socket.remote;
+    let remote_addr = socket.remote;
     Span::current().record("local", field::display(socket.local));
     //= MPA-30
     let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
@@ -139,7 +139,7 @@ async fn read_request(
         drain_permits,
     };
     let request = IncomingRequest {
-        remote_address,
+        remote_addr,
         private_data,
         knows_read_depths,
         accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),

@@ -110,11 +110,11 @@ impl Provider for Iwarp {
                 None => bind(address, &self.config),
             };
             let listener = listener.map_err(failed)?;
-            let local_address = listener.local_addr().map_err(failed)?;
+            let local_addr = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
             let accepting = accept_all(listener, self.config.clone(), sender);
             let listener = IwarpListener {
-                local_address,
+                local_addr,
                 incoming: incoming.into(),
                 _task: OwnedTask::spawn(accepting),
             };
@@ -140,9 +140,9 @@ mod tests {
         let iwarp = Iwarp::default().with_listener(passed);
         let other = SocketAddr::from(([127, 0, 0, 1], 0));
         let first = iwarp.listen(other).await.unwrap();
-        assert_eq!(first.local_address(), address);
+        assert_eq!(first.local_addr(), address);
         let second = iwarp.listen(other).await.unwrap();
-        assert_ne!(second.local_address(), address);
+        assert_ne!(second.local_addr(), address);
     }
 
     #[tokio::test]
@@ -159,7 +159,7 @@ mod tests {
         let iwarp = Iwarp::new(config);
         assert!(iwarp.listen(address).await.is_err());
         let request = ConnectRequest {
-            address: other.local_address(),
+            address: other.local_addr(),
             private_data: Bytes::new(),
             receive: WorkRequest::Receive {
                 id: WorkId(0),

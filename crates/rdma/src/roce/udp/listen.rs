@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct RoceListener {
     socket: Arc<Running>,
-    local_address: SocketAddr,
+    local_addr: SocketAddr,
     requests: mpsc::UnboundedReceiver<Request>,
     config: Arc<RoceConfig>,
 }
@@ -27,13 +27,13 @@ pub(super) struct RoceListener {
 impl RoceListener {
     pub(super) const fn new(
         socket: Arc<Running>,
-        local_address: SocketAddr,
+        local_addr: SocketAddr,
         requests: mpsc::UnboundedReceiver<Request>,
         config: Arc<RoceConfig>,
     ) -> Self {
         Self {
             socket,
-            local_address,
+            local_addr,
             requests,
             config,
         }
@@ -59,8 +59,8 @@ impl RoceListener {
 }
 
 impl ProviderListener for RoceListener {
-    fn local_address(&self) -> SocketAddr {
-        self.local_address
+    fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
@@ -72,7 +72,7 @@ impl ProviderListener for RoceListener {
                 };
                 if self.fits(&request) {
                     let owned = Owned::new(self.socket.clone(), request.id);
-                    let port = self.local_address.port();
+                    let port = self.local_addr.port();
                     return Ok(incoming(owned, request, port, self.config.clone()));
                 }
             }
@@ -83,7 +83,7 @@ impl ProviderListener for RoceListener {
 impl Drop for RoceListener {
     fn drop(&mut self) {
         let shared = &self.socket.shared;
-        shared.lock().remove_listener(self.local_address.port());
+        shared.lock().remove_listener(self.local_addr.port());
         self.requests.close();
         while let Ok(request) = self.requests.try_recv() {
             shared.with_core(|core, now| core.endpoint.release(now, request.id));

@@ -260,8 +260,8 @@ impl Provider for Roce {
                 .map_err(|error| taken_or(error, "listening", udp_port))?;
             let (sender, requests) = mpsc::unbounded_channel();
             let port = socket.shared.lock().add_listener(address.port(), sender)?;
-            let local_address = with_port(address, port);
-            let listener = RoceListener::new(socket, local_address, requests, self.config.clone());
+            let local_addr = with_port(address, port);
+            let listener = RoceListener::new(socket, local_addr, requests, self.config.clone());
             Ok(Box::new(listener) as Box<dyn ProviderListener>)
         })
     }

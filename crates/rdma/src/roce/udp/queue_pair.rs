@@ -99,8 +99,8 @@ impl RoceQueuePair {
             limits: limits.expect("an established connection has a queue pair"),
             is_zero_copy: false,
             poll_window: config.poll_window,
-            remote_address: remote,
-            local_address: local,
+            remote_addr: remote,
+            local_addr: local,
             private_data,
         }
     }

@@ -29,11 +29,11 @@ over_every_provider! {
 async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provider>) {
     let address = "127.0.0.1:0".parse().unwrap();
     let mut listener = IncomingListener::bind(&*provider, address).await.unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     for refuses in [true, false] {
         let deciding = async {
             let incoming = listener.accept().await.unwrap();
-            assert!(incoming.remote_address().ip().is_loopback());
+            assert!(incoming.remote_addr().ip().is_loopback());
             if refuses {
                 incoming.refuse();
             } else {
@@ -106,7 +106,7 @@ async fn refuse_negotiation(listener: &mut dyn ProviderListener, status: Status)
 async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
     let address = "127.0.0.1:0".parse().unwrap();
     let mut listener = provider.listen(address).await.unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let status = Status::INSUFFICIENT_RESOURCES;
     let connecting = Connection::connect(&*provider, address, Config::default());
     let refusing = refuse_negotiation(&mut *listener, status);
@@ -159,7 +159,7 @@ async fn an_address_is_free_when_its_listener_is_dropped(provider: Arc<dyn Provi
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let bind = async |address| Listener::bind(&*provider, address, Config::default()).await;
     let first = bind(any).await.unwrap();
-    let address = first.local_address();
+    let address = first.local_addr();
     drop(first);
     // Peers may be in any state of their connection.
     for _ in 0..20 {
@@ -201,7 +201,7 @@ async fn as_many_clients_connect_at_once_as_there_are() {
     let mut listener = Listener::bind(&provider, any, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let mut connecting = tokio::task::JoinSet::new();
     for _ in 0..500 {
         let provider = provider.clone();

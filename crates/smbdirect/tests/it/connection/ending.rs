@@ -78,7 +78,7 @@ async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
     let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let (client, gone) = tokio::sync::oneshot::channel();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(move || {

@@ -34,7 +34,7 @@ async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
     let mut listener = Listener::bind(&shallow, address, config.clone())
         .await
         .unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let (client, server) = tokio::join!(
         Connection::connect(&of_revision_1, address, config),
         listener.accept()
@@ -81,7 +81,7 @@ async fn mpa_revision_1_peer_receives_the_read_depths() {
         (&[0, 0, 0, 0, 0, 0, 0, 16], REFUSED, &[]),
         (&[0, 0, 0, 16, 0, 0, 0, 0], REFUSED, &[]),
     ] {
-        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+        let mut peer = tokio::net::TcpStream::connect(listener.local_addr())
             .await
             .unwrap();
         let mut request = b"MPA ID Req Frame\x40\x01\x00".to_vec();
@@ -111,7 +111,7 @@ async fn read_depth_of_zero_is_announced_as_one() {
     let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
-    let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+    let mut peer = tokio::net::TcpStream::connect(listener.local_addr())
         .await
         .unwrap();
     let request = b"MPA ID Req Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x10";
@@ -131,7 +131,7 @@ async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
         .await
         .unwrap();
     for private_data in [[0; 8], [0, 0, 0, 16, 0, 0, 0, 16]] {
-        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+        let mut peer = tokio::net::TcpStream::connect(listener.local_addr())
             .await
             .unwrap();
         let mut request = b"MPA ID Req Frame\x50\x02\x00\x0c\x00\x10\x00\x10".to_vec();

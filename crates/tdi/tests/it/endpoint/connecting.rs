@@ -36,13 +36,13 @@ async fn listen_accepts_a_peer(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let listen = ends.there.listen(None);
     assert_eq!(ends.there.state(), EndpointState::Listening);
-    let connect = ends.here.connect(ends.remote.local_address(), None);
+    let connect = ends.here.connect(ends.remote.local_addr(), None);
     assert_eq!(ends.here.state(), EndpointState::Connecting);
     within(connect).await.unwrap();
     within(listen).await.unwrap();
     for endpoint in [&ends.here, &ends.there] {
         assert_eq!(endpoint.state(), EndpointState::Connected);
-        assert!(endpoint.remote_address().unwrap().ip().is_loopback());
+        assert!(endpoint.remote_addr().unwrap().ip().is_loopback());
     }
     let done = within(ends.here.send("hello", SendFlags::empty())).await;
     assert_eq!((done.status, done.information), (Status::SUCCESS, 5));
@@ -60,10 +60,10 @@ async fn offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     for reject_by in [ABORT, RELEASE, DisconnectFlags::empty()] {
         let offer = ends.there.listen_and_query(None);
-        let connect = ends.here.connect(ends.remote.local_address(), None);
+        let connect = ends.here.connect(ends.remote.local_addr(), None);
         within(offer).await.unwrap();
         assert_eq!(ends.there.state(), EndpointState::Offered);
-        assert!(ends.there.remote_address().unwrap().ip().is_loopback());
+        assert!(ends.there.remote_addr().unwrap().ip().is_loopback());
         within(ends.there.disconnect(reject_by, None))
             .await
             .unwrap();
@@ -73,7 +73,7 @@ async fn offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
     }
     assert_eq!(ends.transport.statistics().cancelled_connections, 3);
     let offer = ends.there.listen_and_query(None);
-    let connect = ends.here.connect(ends.remote.local_address(), None);
+    let connect = ends.here.connect(ends.remote.local_addr(), None);
     within(offer).await.unwrap();
     let accept = ends.there.accept();
     assert_eq!(ends.there.state(), EndpointState::Accepting);
@@ -93,7 +93,7 @@ async fn undecided_offer_times_out(provider: Arc<dyn Provider>) {
     let recorder = Recorder::new(How::Take);
     ends.remote.set_client(Some(recorder.clone()));
     let offer = ends.there.listen_and_query(None);
-    let connect = ends.here.connect(ends.remote.local_address(), None);
+    let connect = ends.here.connect(ends.remote.local_addr(), None);
     within(offer).await.unwrap();
     let told = recorder.wait_for_lines(1).await;
     assert_eq!(told, ["disconnect: the offer was not decided on in time"]);
@@ -125,7 +125,7 @@ fn another(ends: &Ends) -> Endpoint {
 //= TDI-CONN-05 test
 async fn listens_accept_peers_in_order_and_by_remote_address(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     let (strangers, first, second) = (neighbour(&ends), neighbour(&ends), neighbour(&ends));
     let for_strangers = strangers.listen(Some("192.0.2.1".parse().unwrap()));
     let listens = [
@@ -161,7 +161,7 @@ async fn listens_accept_peers_in_order_and_by_remote_address(provider: Arc<dyn P
 //= TDI-CONN-06 test
 async fn connect_handler_is_called_when_no_listen_accepts(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     let recorder = Recorder::new(How::Take);
     ends.remote.set_client(Some(recorder.clone()));
     let spare = neighbour(&ends);
@@ -191,7 +191,7 @@ async fn connect_handler_is_called_when_no_listen_accepts(provider: Arc<dyn Prov
 //= TDI-EVENT-01 test
 async fn failing_connect_handler_refuses_the_peer(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     let refused = || async {
         let connect = within(ends.here.connect(address, None)).await;
         assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
@@ -226,7 +226,7 @@ async fn failing_connect_handler_refuses_the_peer(provider: Arc<dyn Provider>) {
 async fn requests_in_a_wrong_state_return_its_status(provider: Arc<dyn Provider>) {
     let other = transport(&provider, TransportSettings::default());
     let ends = Ends::apart(provider, TransportSettings::default()).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     let idle = ends.transport.open_endpoint(());
     assert_eq!(idle.state(), EndpointState::Idle);
     assert_eq!(idle.disassociate(), Err(Status::ADDRESS_NOT_ASSOCIATED));
@@ -277,7 +277,7 @@ async fn requests_in_a_wrong_state_return_its_status(provider: Arc<dyn Provider>
         assert_eq!(endpoint.resume(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.max_tsdu(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.query_connection(), Err(Status::INVALID_CONNECTION));
-        assert_eq!(endpoint.remote_address(), Err(Status::INVALID_CONNECTION));
+        assert_eq!(endpoint.remote_addr(), Err(Status::INVALID_CONNECTION));
         assert!(matches!(
             endpoint.connection(),
             Err(Status::INVALID_CONNECTION)
@@ -329,7 +329,7 @@ async fn requests_in_a_wrong_state_return_its_status(provider: Arc<dyn Provider>
 async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     let first = transport(&provider, TransportSettings::default());
     let open = |share| first.open_address::<()>(any_port(), share);
-    let again = |address: &Address, share| first.open_address::<()>(address.local_address(), share);
+    let again = |address: &Address, share| first.open_address::<()>(address.local_addr(), share);
     let exclusive = open(Share::Exclusive).await.unwrap();
     for share in [Share::Exclusive, Share::Shared] {
         let refused = again(&exclusive, share).await;
@@ -339,13 +339,13 @@ async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     let refused = again(&shared, Share::Exclusive).await;
     assert_eq!(refused.unwrap_err(), Status::SHARING_VIOLATION);
     let both = again(&shared, Share::Shared).await.unwrap();
-    assert_eq!(both.local_address(), shared.local_address());
+    assert_eq!(both.local_addr(), shared.local_addr());
     // A peer is offered to the sharing addresses in order.
     let (there, here) = (first.open_endpoint(()), first.open_endpoint(()));
     there.associate(&both).unwrap();
     here.associate(&first.open_any_address()).unwrap();
     // The address without a handle is closed, so connects from it fail.
-    let connect = within(here.connect(shared.local_address(), None)).await;
+    let connect = within(here.connect(shared.local_addr(), None)).await;
     assert_eq!(connect, Err(Status::ADDRESS_CLOSED));
     here.disassociate().unwrap();
     let local = first.open_any_address();
@@ -353,7 +353,7 @@ async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     let recorder = Recorder::new(How::Take);
     shared.set_client(Some(recorder.clone()));
     let listen = there.listen(None);
-    within(here.connect(shared.local_address(), None))
+    within(here.connect(shared.local_addr(), None))
         .await
         .unwrap();
     within(listen).await.unwrap();
@@ -364,10 +364,10 @@ async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     );
     // Another transport cannot open the address while it is open.
     let second = transport(&provider, TransportSettings::default());
-    let refused = second.open_address::<()>(shared.local_address(), Share::Shared);
+    let refused = second.open_address::<()>(shared.local_addr(), Share::Shared);
     assert_eq!(refused.await.unwrap_err(), Status::ADDRESS_ALREADY_EXISTS);
     // It can after both have closed it. A connecting peer may hold the port for a moment.
-    let address = shared.local_address();
+    let address = shared.local_addr();
     drop((shared, both, here, there));
     within(async {
         while let Err(status) = second.open_address::<()>(address, Share::Shared).await {
@@ -393,7 +393,7 @@ async fn closing_an_address_keeps_its_connections(provider: Arc<dyn Provider>) {
         local,
         remote,
     } = ends;
-    let address = remote.local_address();
+    let address = remote.local_addr();
     drop(remote);
     assert_eq!(within(listen).await, Err(Status::CANCELLED));
     assert_eq!(
@@ -416,13 +416,13 @@ async fn closing_an_address_keeps_its_connections(provider: Arc<dyn Provider>) {
 async fn connect_fails_without_a_listener(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     // The first address is open without a listen, and the second is closed.
-    let open = ends.remote.local_address();
+    let open = ends.remote.local_addr();
     let connect = within(ends.here.connect(open, None)).await;
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
     let closed = ends
         .transport
         .open_address::<()>(any_port(), Share::Exclusive);
-    let closed = closed.await.unwrap().local_address();
+    let closed = closed.await.unwrap().local_addr();
     let connect = within(ends.here.connect(closed, None)).await;
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
     let statistics = ends.transport.statistics();
@@ -448,7 +448,7 @@ async fn endpoints_and_addresses_can_be_reused(provider: Arc<dyn Provider>) {
     ends.here.associate(&ends.remote).unwrap();
     ends.there.associate(&ends.local).unwrap();
     let listen = ends.here.listen(None);
-    within(ends.there.connect(ends.remote.local_address(), None))
+    within(ends.there.connect(ends.remote.local_addr(), None))
         .await
         .unwrap();
     within(listen).await.unwrap();
@@ -490,7 +490,7 @@ async fn listen_continues_after_a_peer_that_does_not_negotiate() {
     // The peer speaks iWARP and not SMB Direct. The listen continues after it.
     let listen = ends.there.listen(None);
     let request = smbdirect::rdma::provider::ConnectRequest {
-        address: ends.remote.local_address(),
+        address: ends.remote.local_addr(),
         private_data: Default::default(),
         receive: smbdirect::rdma::work::WorkRequest::Receive {
             id: smbdirect::rdma::work::WorkId(0),
@@ -509,7 +509,7 @@ async fn listen_continues_after_a_peer_that_does_not_negotiate() {
     })
     .await;
     let config = smbdirect::Config::default();
-    let peer = Connection::connect(&*provider, ends.remote.local_address(), config);
+    let peer = Connection::connect(&*provider, ends.remote.local_addr(), config);
     let peer = within(peer).await.unwrap();
     within(listen).await.unwrap();
     drop(peer.send("at last").unwrap());
@@ -528,7 +528,7 @@ async fn decided_offers_leave_no_timer_tasks() {
     let before = metrics.num_alive_tasks();
     for _ in 0..20 {
         let listen = ends.there.listen_and_query(None);
-        let connect = ends.here.connect(ends.remote.local_address(), None);
+        let connect = ends.here.connect(ends.remote.local_addr(), None);
         within(listen).await.unwrap();
         within(ends.there.disconnect(DisconnectFlags::ABORT, None))
             .await
@@ -544,7 +544,7 @@ async fn decided_offers_leave_no_timer_tasks() {
 #[tokio::test]
 async fn offer_refused_by_the_handler_is_counted() {
     let ends = Ends::apart(loopback(), TransportSettings::default()).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     // No listen is pending and there is no handler.
     let connect = within(ends.here.connect(address, None)).await;
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
@@ -575,7 +575,7 @@ async fn closing_an_address_cancels_the_listens_of_its_own_endpoints() {
     let listen = ends.there.listen(None);
     drop(ends.remote);
     assert_eq!(within(cancelled).await, Err(Status::CANCELLED));
-    within(ends.here.connect(other.local_address(), None))
+    within(ends.here.connect(other.local_addr(), None))
         .await
         .unwrap();
     within(listen).await.unwrap();

@@ -203,7 +203,7 @@ async fn abort_cancels_release_listen_connect_and_accept(provider: Arc<dyn Provi
     within(ends.there.disconnect(ABORT, None)).await.unwrap();
     assert_eq!(within(listen).await, Err(Status::CANCELLED));
     let offer = ends.there.listen_and_query(None);
-    let connect = ends.here.connect(ends.remote.local_address(), None);
+    let connect = ends.here.connect(ends.remote.local_addr(), None);
     within(offer).await.unwrap();
     within(ends.here.disconnect(ABORT, None)).await.unwrap();
     assert_eq!(within(connect).await, Err(Status::CANCELLED));
@@ -359,7 +359,7 @@ async fn dropping_the_last_handle_cancels_pending_requests(provider: Arc<dyn Pro
     let connecting = transport.open_endpoint(());
     connecting.associate(&local).unwrap();
     let offer = there.listen_and_query(None);
-    let connect = connecting.connect(remote.local_address(), None);
+    let connect = connecting.connect(remote.local_addr(), None);
     within(offer).await.unwrap();
     drop(connecting);
     assert_eq!(within(connect).await, Err(Status::CANCELLED));
@@ -474,7 +474,7 @@ async fn figures_of_each_connection_are_counted_once() {
     let ends = Ends::new(loopback()).await;
     let (here, there) = (ends.local.open_endpoint(()), ends.remote.open_endpoint(()));
     let listen = there.listen(None);
-    within(here.connect(ends.remote.local_address(), None))
+    within(here.connect(ends.remote.local_addr(), None))
         .await
         .unwrap();
     within(listen).await.unwrap();

@@ -137,7 +137,7 @@ impl Ends {
 
     pub(crate) async fn connect(&self) {
         let listen = self.there.listen(None);
-        let connect = self.here.connect(self.remote.local_address(), None);
+        let connect = self.here.connect(self.remote.local_addr(), None);
         within(connect).await.unwrap();
         within(listen).await.unwrap();
     }
@@ -273,8 +273,8 @@ impl Recorder {
 
 impl Client for Recorder {
     fn connect(&self, address: &Address, offer: &Offer) -> ConnectAnswer {
-        assert!(address.local_address().ip().is_loopback());
-        assert!(offer.remote_address.ip().is_loopback());
+        assert!(address.local_addr().ip().is_loopback());
+        assert!(offer.remote_addr.ip().is_loopback());
         self.tell("connect".into());
         let answer = self.accepting.lock().unwrap().take();
         answer.unwrap_or(ConnectAnswer::Refuse)

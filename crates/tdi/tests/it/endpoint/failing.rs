@@ -46,7 +46,7 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         listening.associate(&ends.remote).unwrap();
         connecting.associate(&ends.local).unwrap();
         let listen = listening.listen(None);
-        within(connecting.connect(ends.remote.local_address(), None))
+        within(connecting.connect(ends.remote.local_addr(), None))
             .await
             .unwrap();
         within(listen).await.unwrap();
@@ -77,7 +77,7 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         assert_eq!(lost.status, Status::INVALID_CONNECTION);
         recorder.answer(How::Take);
         let listen = listening.listen(None);
-        within(connecting.connect(ends.remote.local_address(), None))
+        within(connecting.connect(ends.remote.local_addr(), None))
             .await
             .unwrap();
         within(listen).await.unwrap();
@@ -181,7 +181,7 @@ async fn handles_can_be_dropped_at_any_time(provider: Arc<dyn Provider>) {
         } else {
             ends.there.listen_and_query(None)
         };
-        let connect = ends.here.connect(ends.remote.local_address(), None);
+        let connect = ends.here.connect(ends.remote.local_addr(), None);
         let chained = Recorder::chained(true);
         ends.remote.set_client(Some(chained.clone()));
         let victim = random.u8(..6);
@@ -326,8 +326,8 @@ impl Provider for Failing {
 }
 
 impl ProviderListener for FailingListener {
-    fn local_address(&self) -> std::net::SocketAddr {
-        self.below.local_address()
+    fn local_addr(&self) -> std::net::SocketAddr {
+        self.below.local_addr()
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
@@ -387,7 +387,7 @@ async fn listens_complete_when_their_listener_fails() {
     // The connection stays open, and the address can be opened again.
     drop(ends.here.send("goes on", PLAIN));
     recorder.has_taken(7).await;
-    let address = ends.remote.local_address();
+    let address = ends.remote.local_addr();
     let again = ends.transport.open_address::<()>(address, Share::Exclusive);
     within(again).await.unwrap();
 }

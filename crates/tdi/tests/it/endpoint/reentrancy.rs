@@ -165,7 +165,7 @@ fn handler_may_drop_the_last_handles() {
                 local,
                 remote,
             } = ends;
-            let address = remote.local_address();
+            let address = remote.local_addr();
             let leaver = Arc::new(Leaver::default());
             remote.set_client(Some(leaver.clone()));
             let other = transport.open_endpoint(());

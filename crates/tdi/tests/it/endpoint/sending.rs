@@ -530,7 +530,7 @@ async fn one_response_is_requested_at_a_time(provider: Arc<dyn Provider>) {
     let mut settings = settings(credits(64));
     settings.send.no_response = NoResponse::Always;
     let ends = Ends::apart(provider, settings).await;
-    let (here, to) = (ends.here.clone(), ends.remote.local_address());
+    let (here, to) = (ends.here.clone(), ends.remote.local_addr());
     let (connected, is_connected) = tokio::sync::oneshot::channel();
     let (stop, is_stopped) = std::sync::mpsc::channel();
     let sender = std::thread::spawn(move || {

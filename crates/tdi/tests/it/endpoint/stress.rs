@@ -23,7 +23,7 @@ async fn meddle(ends: Arc<Ends>, seed: u64) {
         };
         match random.u8(..20) {
             0..=2 if is_here => requests.push(tokio::spawn({
-                let connect = endpoint.connect(ends.remote.local_address(), None);
+                let connect = endpoint.connect(ends.remote.local_addr(), None);
                 async move { within(connect).await.is_ok() }
             })),
             0..=2 => {
