@@ -105,10 +105,8 @@ impl Bench {
         });
         output::print_head(self, &report, choice);
         let connections = choice.subjects.contains(&Subject::Connections);
-        let (idle_and_active, loads) = (
-            connections && !choice.with_loads,
-            connections && choice.with_loads,
-        );
+        let idle_and_active = connections && !choice.with_loads;
+        let loads = connections && choice.with_loads;
         if idle_and_active && let Some(idle) = measure_idle(&mut near, choice)? {
             connections::print_idle(&report, &idle);
         }

@@ -43,11 +43,13 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod counts;
 mod event;
 mod fields;
 mod framing;
 mod messages;
 mod names;
+mod out;
 mod packet;
 mod peel;
 mod roce;
@@ -60,13 +62,15 @@ mod summary;
 mod tcp;
 
 pub use capture::{CaptureError, Packet, Packets};
+pub use counts::{Counts, RoceCounts};
 pub use event::{
     Broken, ByRdma, DataTransfer, End, Event, EventKind, Icrc, Payload, Region, Repeated,
     RocePacket, Sender, Tagged,
 };
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
+pub use out::Sink;
 pub use peel::OTHER_UDP;
 pub use rules::rule_text;
-pub use streams::{Counts, RoceCounts, Sink, Streams};
+pub use streams::Streams;
 pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};
 pub use tcp::Position;

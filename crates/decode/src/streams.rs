@@ -1,18 +1,19 @@
 //! All streams of a capture, and counts of everything else in it.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     net::SocketAddr,
     time::Duration,
 };
 
-use serde::Serialize;
 use smbdirect::rdma::roce::packet::UDP_PORT;
 
 use super::{
     capture::Packet,
+    counts::Counts,
     event::{End, Event, EventKind, Sender, in_order},
     messages::Iwarp,
+    out::{Out, Sink},
     packet::{Content, Segment, content},
     peel::OTHER_UDP,
     roce::Roce,
@@ -20,16 +21,6 @@ use super::{
     silence::Silence,
     tcp::{Another, Connection, LATE_PACKETS, Piece, Position},
 };
-
-/// Receives events.
-pub type Sink<'a> = &'a mut dyn FnMut(Event);
-
-/// Receives events, and numbers streams.
-pub(super) struct Out<'a> {
-    /// Number of streams so far.
-    pub(super) streams: &'a mut u32,
-    pub(super) sink: Sink<'a>,
-}
 
 /// The connections of a capture, over TCP and RoCE.
 #[derive(Debug, Default)]
@@ -50,57 +41,6 @@ pub struct Streams {
     start: Option<Duration>,
     counts: Counts,
     silence: Silence,
-}
-
-/// Counts over the capture.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Counts {
-    /// Packets of the capture.
-    pub packets: u64,
-    /// Packets of TCP.
-    #[serde(rename = "tcp_packets")]
-    pub tcp: u64,
-    /// Packets of RoCE.
-    #[serde(flatten)]
-    pub roce: RoceCounts,
-    /// Fragments of IP packets, which are not reassembled.
-    #[serde(skip)]
-    pub fragments: u64,
-    /// Packets whose content is not understood.
-    #[serde(rename = "not_understood")]
-    pub unread: BTreeMap<String, u64>,
-    /// Packets of which a part is not in the file.
-    #[serde(skip)]
-    pub cut: u64,
-}
-
-/// Counts of RoCE.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct RoceCounts {
-    /// All packets.
-    #[serde(rename = "roce_packets")]
-    pub packets: u64,
-    /// Packets of RoCEv1.
-    #[serde(rename = "rocev1_packets")]
-    pub v1: u64,
-    /// Packets of which a part is not in the file.
-    #[serde(skip)]
-    pub cut: u64,
-    /// Packets whose ICRC is wrong.
-    #[serde(rename = "roce_wrong_icrc")]
-    pub wrong_icrc: u64,
-    /// Packets that cannot be decoded, or are of another transport service.
-    #[serde(rename = "roce_undecoded")]
-    pub undecoded: u64,
-    /// Congestion notification packets.
-    #[serde(rename = "roce_congestion_notifications")]
-    pub congestion: u64,
-    /// Unreliable datagrams, except those of the CM for a known connection.
-    #[serde(skip)]
-    pub datagrams: u64,
-    /// Connections, or single directions, that do not show SMB Direct.
-    #[serde(rename = "roce_other_connections")]
-    pub other_connections: u64,
 }
 
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use serde::{Serialize, Serializer};
 use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
 
 use super::{
+    counts::Counts,
     event::{Event, EventKind, Repeated, RocePacket, Sender},
     rules::rule_text,
-    streams::Counts,
 };
 
 /// The sums over events. It serialises to the last JSON object that `smbdirect decode --json` prints.

@@ -108,27 +108,8 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
         AttemptFault::Dropped if is_silent(remote) => host_silent(name, "no answer", remote),
         AttemptFault::Unreachable(why) if is_silent(remote) => host_silent(name, why, remote),
         AttemptFault::Dropped => dropped(name, attempt),
-        AttemptFault::Unreachable(why) => {
-            let cause = "the way to this port is closed: a firewall rejects it, or there is no \
-                         machine at this address";
-            allow(
-                Step::fault(name, why.clone(), Fault::PortRejected, cause),
-                attempt,
-            )
-        }
-        AttemptFault::NotIwarp => {
-            let cause = "a TCP service that is not SMB Direct has this port";
-            let step = Step::fault(
-                name,
-                format!("TCP port {port} is open, but the answer is not iWARP"),
-                Fault::NotSmbDirect,
-                cause,
-            );
-            step.cure(
-                RunOn::Server,
-                format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
-            )
-        }
+        AttemptFault::Unreachable(why) => unreachable(name, attempt, why),
+        AttemptFault::NotIwarp => not_iwarp(name, port),
         AttemptFault::Rejected(why) if may_have_no_listener(attempt, remote) => {
             listener_gone(name, why)
         }
@@ -179,6 +160,20 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
         }
         AttemptFault::Local(why) => Step::unknown(name, format!("by {by}: {why}")),
     }
+}
+
+fn unreachable(name: String, attempt: &Attempt, why: &str) -> Step {
+    let cause = "the way to this port is closed: a firewall rejects it, or there is no machine at this address";
+    allow(Step::fault(name, why, Fault::PortRejected, cause), attempt)
+}
+
+fn not_iwarp(name: String, port: u16) -> Step {
+    let evidence = format!("TCP port {port} is open, but the answer is not iWARP");
+    let cause = "a TCP service that is not SMB Direct has this port";
+    Step::fault(name, evidence, Fault::NotSmbDirect, cause).cure(
+        RunOn::Server,
+        format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
+    )
 }
 
 fn refused(name: String, attempt: &Attempt) -> Step {

@@ -5,11 +5,7 @@ use std::net::IpAddr;
 use smbdirect::rdma::roce::cm::{Mad, Message};
 
 use super::{
-    super::{
-        side::Side,
-        streams::{Out, RoceCounts},
-        tcp::Position,
-    },
+    super::{counts::RoceCounts, out::Out, side::Side, tcp::Position},
     connection::{Connection, QueuePair},
     datagram::Packet,
     flows::Roce,

@@ -13,9 +13,9 @@ use smbdirect::rdma::roce::{
 use super::{
     super::{
         event::{Broken, End, Event, EventKind, Region, Repeated, Sender, broken, in_order},
+        out::Out,
         side::{PerSide, Side},
         smb::{Send, SmbDirect},
-        streams::Out,
         tcp::Position,
     },
     datagram::{Packet, Recent, Undecoded},

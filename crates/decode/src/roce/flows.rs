@@ -14,11 +14,7 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::Icrc,
-        packet::Datagram,
-        side::Side,
-        streams::{Out, RoceCounts},
-        tcp::Position,
+        counts::RoceCounts, event::Icrc, out::Out, packet::Datagram, side::Side, tcp::Position,
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
     connection::{Connection, QueuePair},

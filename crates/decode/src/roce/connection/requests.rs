@@ -6,9 +6,9 @@ use super::{
     super::{
         super::{
             event::{EventKind, Region, broken},
+            out::Out,
             side::{PerSide, Side},
             smb::{Context, SmbDirect},
-            streams::Out,
             tcp::Position,
         },
         datagram::Packet,
