@@ -49,7 +49,7 @@ impl Peer {
             .build()
             .unwrap();
         let provider = Iwarp::new(IwarpConfig::default());
-        let any = "127.0.0.1:0".parse().unwrap();
+        let any = "127.0.0.1:0";
         let bind = Listener::bind(&provider, any, Config::default());
         let mut listener = runtime.block_on(bind).unwrap();
         let address = listener.local_addr().to_string();
@@ -103,7 +103,6 @@ impl Rust {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let provider = Iwarp::new(IwarpConfig::default());
         let (connection, descriptor) = runtime.block_on(async {
-            let address = address.parse().unwrap();
             let connection = Connection::connect(&provider, address, Config::default())
                 .await
                 .unwrap();

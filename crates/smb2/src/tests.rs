@@ -51,7 +51,7 @@ async fn connect_as(
     tokio::task::JoinHandle<(Vec<Seen>, Vec<u8>)>,
 ) {
     let provider = Arc::new(Loopback::new());
-    let address = "127.0.0.1:5445".parse().unwrap();
+    let address = "127.0.0.1:5445";
     let listener = Listener::bind(&*provider, address, Config::default());
     let mut listener = listener.await.unwrap();
     let connection = Connection::connect(&*provider, address, Config::default());
@@ -333,7 +333,7 @@ async fn a_transport_checks_the_session() {
 /// The crate smb2 can miss the end of its connection, and then a request never completes by itself.
 #[tokio::test]
 async fn a_request_ends_with_the_connection() {
-    let address = "127.0.0.1:1".parse().unwrap();
+    let address = "127.0.0.1:1";
     let provider = Loopback::new();
     let mut listener = Listener::bind(&provider, address, Config::default())
         .await
@@ -350,7 +350,7 @@ async fn a_request_ends_with_the_connection() {
 /// length of the wait.
 #[tokio::test]
 async fn a_request_without_an_answer_ends_at_the_limit() {
-    let address = "127.0.0.1:1".parse().unwrap();
+    let address = "127.0.0.1:1";
     let provider = Loopback::new();
     let mut listener = Listener::bind(&provider, address, Config::default())
         .await

@@ -27,13 +27,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let provider = Iwarp::new(IwarpConfig::default());
     match &arguments[..] {
         [role, address] if role == "listen" => {
-            let address = address.parse()?;
             let mut listener = Listener::bind(&provider, address, Config::default()).await?;
             println!("listening on {}", listener.local_addr());
             serve(listener.accept().await?).await
         }
         [role, address] if role == "connect" => {
-            let address = address.parse()?;
             let connection = Connection::connect(&provider, address, Config::default());
             ask(connection.await?).await
         }

@@ -5,10 +5,11 @@ use std::{fmt, net::SocketAddr};
 
 use bytes::Bytes;
 use thiserror::Error;
+use tokio::net::ToSocketAddrs;
 use tracing::{Instrument, Span, field};
 
 use crate::{
-    connection::{Connection, encoded, read_depths},
+    connection::{Connection, encoded, look_up, no_address, read_depths},
     deadline::within,
     driver::now,
     engine::{self, Config, ConnectionError},
@@ -32,18 +33,32 @@ pub struct IncomingListener {
 }
 
 impl IncomingListener {
-    /// Listens on `address`. Port 0 picks a free port.
+    /// Listens on an address, such as `"0.0.0.0:5445"`. Port 0 picks a free port. If `address` stands for several
+    /// addresses, listens on the first one on which it can.
     ///
     /// # Cancel safety
     /// Dropping the future stops listening.
     ///
     /// # Errors
-    /// Fails if the provider cannot listen on the address.
-    pub async fn bind(provider: &dyn Provider, address: SocketAddr) -> Result<Self, ProviderError> {
-        Ok(Self {
-            listener: provider.listen(address).await?,
-            read_depths: read_depths(provider),
-        })
+    /// Fails if the provider cannot listen on any of the addresses, with the error of the last one, or if a host name
+    /// cannot be looked up.
+    pub async fn bind(
+        provider: &dyn Provider,
+        address: impl ToSocketAddrs,
+    ) -> Result<Self, ProviderError> {
+        let mut error = None;
+        for address in look_up(address).await? {
+            match provider.listen(address).await {
+                Ok(listener) => {
+                    return Ok(Self {
+                        listener,
+                        read_depths: read_depths(provider),
+                    });
+                }
+                Err(why) => error = Some(why),
+            }
+        }
+        Err(error.unwrap_or_else(no_address))
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.

@@ -25,8 +25,7 @@
 //! use smbdirect::{Access, Config, Connection, Iwarp, IwarpConfig, Listener};
 //!
 //! let provider = Iwarp::new(IwarpConfig::default());
-//! let address = "127.0.0.1:0".parse()?;
-//! let mut listener = Listener::bind(&provider, address, Config::default()).await?;
+//! let mut listener = Listener::bind(&provider, "127.0.0.1:0", Config::default()).await?;
 //! let address = listener.local_addr();
 //! let client = Connection::connect(&provider, address, Config::default()).await?;
 //! let server = listener.accept().await?;

@@ -2,11 +2,12 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll},
 };
 
 use tokio::{
+    net::ToSocketAddrs,
     sync::{Semaphore, mpsc},
     task::JoinSet,
 };
@@ -40,30 +41,41 @@ const BACKLOG: usize = 256;
 pub struct Listener {
     local_addr: SocketAddr,
     connections: Receiver<Result<Connection, ProviderError>>,
+    config: Arc<Mutex<Config>>,
     _task: OwnedTask,
 }
 
 impl Listener {
-    /// Listens on `address`. Port 0 picks a free port. Must be called within a tokio runtime.
+    /// Listens on an address, such as `"0.0.0.0:5445"`. Port 0 picks a free port. If `address` stands for several
+    /// addresses, listens on the first one on which it can. Must be called within a tokio runtime.
     ///
     /// # Cancel safety
     /// Dropping the future stops listening.
     ///
     /// # Errors
-    /// Fails if the provider cannot listen on the address.
+    /// Fails if the provider cannot listen on any of the addresses, with the error of the last one, or if a host name
+    /// cannot be looked up.
     pub async fn bind(
         provider: &dyn Provider,
-        address: SocketAddr,
+        address: impl ToSocketAddrs,
         config: Config,
     ) -> Result<Self, ProviderError> {
         let listener = IncomingListener::bind(provider, address).await?;
         let local_addr = listener.local_addr();
         let (sender, connections) = mpsc::channel(BACKLOG);
+        let config = Arc::new(Mutex::new(config));
         Ok(Self {
             local_addr,
             connections: connections.into(),
+            config: config.clone(),
             _task: OwnedTask::spawn(listen(listener, config, sender)),
         })
+    }
+
+    /// Sets the settings for the peers that connect from now on. Connections and negotiations that have begun keep
+    /// theirs.
+    pub fn set_config(&self, config: Config) {
+        *lock(&self.config) = config;
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
@@ -101,10 +113,14 @@ fn failed_before() -> Result<Connection, ProviderError> {
     Err(ProviderError::new(ProviderErrorKind::Local, what))
 }
 
+fn lock(config: &Mutex<Config>) -> MutexGuard<'_, Config> {
+    config.lock().expect("no holder of the lock panics")
+}
+
 /// Accepts connection requests and negotiates, until the provider cannot listen any more.
 async fn listen(
     mut listener: IncomingListener,
-    config: Config,
+    config: Arc<Mutex<Config>>,
     connections: mpsc::Sender<Result<Connection, ProviderError>>,
 ) {
     let negotiating = Arc::new(Semaphore::new(MAX_NEGOTIATING));
@@ -125,7 +141,7 @@ async fn listen(
             }
         };
         while tasks.try_join_next().is_some() {}
-        let (config, connections) = (config.clone(), connections.clone());
+        let (config, connections) = (lock(&config).clone(), connections.clone());
         let span = incoming.span().clone();
         let negotiating = async move {
             match incoming.accept(config).await {

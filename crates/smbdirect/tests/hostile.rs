@@ -137,7 +137,7 @@ impl<P: Attacker> Scene<P> {
         let alone = ALONE.lock().await;
         let ([connecting, listening], place) = P::providers();
         let config = Config::new(settings).unwrap();
-        let address = "127.0.0.1:0".parse().unwrap();
+        let address = "127.0.0.1:0";
         let mut listener = Listener::bind(&*listening, address, config.clone())
             .await
             .unwrap();

@@ -45,6 +45,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 /// The files and folders that may use tokio.
 const TOKIO: &[&str] = &[
+    "connection/addresses.rs",
     "connection/establish.rs",
     "driver/clock.rs",
     "driver/handover.rs",

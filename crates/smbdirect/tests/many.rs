@@ -93,7 +93,7 @@ async fn session(client: Connection, server: Connection, index: usize) {
 }
 
 async fn listen(provider: &Arc<dyn Provider>) -> (Listener, SocketAddr) {
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let listener = Listener::bind(&**provider, address, Config::default())
         .await
         .unwrap();

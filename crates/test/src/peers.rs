@@ -58,7 +58,7 @@ pub enum Server {
 
 impl Server {
     pub async fn bind(kind: Kind, config: Config) -> Self {
-        let address = "127.0.0.1:0".parse().unwrap();
+        let address = "127.0.0.1:0";
         match kind {
             SmbDirect => Self::SmbDirect(Listener::bind(&*iwarp(), address, config).await.unwrap()),
             Tcp => Self::Tcp(TcpListener::bind(address).await.unwrap()),
@@ -93,7 +93,6 @@ impl End {
     }
 
     pub async fn connect_with(kind: Kind, address: &str, config: Config) -> Self {
-        let address = address.parse().unwrap();
         match kind {
             SmbDirect => {
                 let provider = iwarp();

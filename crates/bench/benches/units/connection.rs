@@ -72,7 +72,7 @@ impl Connections {
         let config = Config::new(settings).expect("the settings are legal");
         let (Traffic::Send(length) | Traffic::Read(length) | Traffic::Write(length)) = traffic;
         let (client, server, listener, region) = runtime.block_on(async {
-            let address = "127.0.0.1:0".parse().expect("an address");
+            let address = "127.0.0.1:0";
             let listener = Listener::bind(&*accepting, address, config.clone()).await;
             let mut listener = listener.expect("a free port");
             let (client, server) = tokio::join!(

@@ -325,7 +325,7 @@ fn assert_messages_stay_where_the_provider_put_them(
     });
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let address = "127.0.0.1:0".parse().unwrap();
+        let address = "127.0.0.1:0";
         let config = Config::default();
         let mut listener = Listener::bind(&*provider, address, config.clone())
             .await

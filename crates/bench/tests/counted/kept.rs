@@ -84,7 +84,7 @@ async fn receive(connection: &Connection, in_segments: bool) -> Vec<Bytes> {
 /// they hold.
 fn held(provider: &dyn Provider, pattern: &Pattern) -> (usize, i64) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let (here, there) = runtime.block_on(async {
         let config = Config::default();
         let bound = Listener::bind(provider, address, config.clone());

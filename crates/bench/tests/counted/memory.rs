@@ -29,7 +29,7 @@ const MAX_IDLE_END_BYTES: i64 = 32 << 10;
 /// direction.
 fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let config = Config::default();
     let mut listener = runtime
         .block_on(Listener::bind(&**provider, address, config.clone()))

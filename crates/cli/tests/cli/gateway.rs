@@ -479,7 +479,7 @@ async fn connections_beyond_the_limit_are_refused() {
         match from {
             // The gateway may refuse it during the negotiation.
             SmbDirect => {
-                let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
+                let (provider, address) = (iwarp(), gateway.address.clone());
                 let connecting = Connection::connect(&*provider, address, Config::default());
                 if let Ok(third) = soon(connecting).await {
                     soon(third.closed()).await;

@@ -232,7 +232,7 @@ impl Peer {
 /// Returns the share of a client, its connection, and the server, of which the client may have `window` credits.
 async fn client(window: u64, limit: Duration, by_messages: bool) -> (Share, Connection, Peer) {
     let provider = Arc::new(Loopback::new());
-    let address = "127.0.0.1:5445".parse().unwrap();
+    let address = "127.0.0.1:5445";
     let listener = Listener::bind(&*provider, address, Config::default());
     let mut listener = listener.await.unwrap();
     let connection = Connection::connect(&*provider, address, Config::default());

@@ -3,9 +3,13 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+use tokio::net::ToSocketAddrs;
 use tracing::{Instrument, field};
 
-use super::{ConnectError, Connection};
+use super::{
+    ConnectError, Connection,
+    addresses::{look_up, no_address},
+};
 #[cfg(feature = "metrics")]
 use crate::metrics;
 use crate::{
@@ -22,7 +26,10 @@ use crate::{
 impl Connection {
     /// Connects to a listening peer, and negotiates (3.1.4.1).
     ///
-    /// Gives up after
+    /// `address` is what [`tokio::net::TcpStream::connect`] takes: `"server.example:5445"`, a [`SocketAddr`], a host name
+    /// or an IP address with a port, or a slice of addresses. Each address is tried in turn until one negotiates.
+    ///
+    /// Gives up on an address after
     /// [`active_negotiation_timeout`](crate::Settings::active_negotiation_timeout).
     ///
     /// When the future resolves, the peer does not hold credits yet: the first message carries them, or an empty message
@@ -35,11 +42,45 @@ impl Connection {
     /// closed in the background.
     ///
     /// # Errors
-    /// Returns whether RDMA or SMB Direct failed, and why.
+    /// Returns whether RDMA or SMB Direct failed at the last address, and why, or that a host name cannot be looked up.
     pub async fn connect(
         provider: &dyn Provider,
-        address: SocketAddr,
+        address: impl ToSocketAddrs,
         config: Config,
+    ) -> Result<Self, ConnectError> {
+        let result = Self::connect_to_any(provider, address, config).await;
+        #[cfg(feature = "metrics")]
+        if let Err(error) = &result {
+            let cause = match error {
+                ConnectError::Provider(error) => ConnectionError::from(error.clone()).label(),
+                ConnectError::Negotiation(error) => error.label(),
+            };
+            metrics::failed(metrics::Role::Active, cause);
+        }
+        result
+    }
+
+    /// Connects to the first address that works.
+    async fn connect_to_any(
+        provider: &dyn Provider,
+        address: impl ToSocketAddrs,
+        config: Config,
+    ) -> Result<Self, ConnectError> {
+        let mut error = None;
+        for address in look_up(address).await? {
+            match Self::connect_to(provider, address, &config).await {
+                Ok(connection) => return Ok(connection),
+                Err(why) => error = Some(why),
+            }
+        }
+        Err(error.unwrap_or_else(|| no_address().into()))
+    }
+
+    /// Connects to one address.
+    async fn connect_to(
+        provider: &dyn Provider,
+        address: SocketAddr,
+        config: &Config,
     ) -> Result<Self, ConnectError> {
         let span = connection_span(address);
         let connecting = async {
@@ -61,18 +102,9 @@ impl Connection {
             span.record("local", field::display(connected.local_addr));
             engine.handle_connected(limits(provider, &connected)?);
             //= SMBD-3.1.4.1-10
-            Ok(Self::negotiate(engine, connected, &config).await?)
+            Ok(Self::negotiate(engine, connected, config).await?)
         };
-        let result = connecting.instrument(span.clone()).await;
-        #[cfg(feature = "metrics")]
-        if let Err(error) = &result {
-            let cause = match error {
-                ConnectError::Provider(error) => ConnectionError::from(error.clone()).label(),
-                ConnectError::Negotiation(error) => error.label(),
-            };
-            metrics::failed(metrics::Role::Active, cause);
-        }
-        result
+        connecting.instrument(span.clone()).await
     }
 
     /// Negotiates on an established RDMA connection, in the role that `engine` has. The caller has passed

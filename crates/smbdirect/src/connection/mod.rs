@@ -1,11 +1,13 @@
 //! The handle to an established SMB Direct connection, with its futures, memory regions and errors.
 
+mod addresses;
 mod error;
 mod establish;
 mod handle;
 mod memory_region;
 mod transfer;
 
+pub(crate) use addresses::{look_up, no_address};
 pub use error::{ConnectError, ReadError, RegisterAllError, TrySendError};
 pub(crate) use establish::{encoded, read_depths};
 pub use handle::{Connection, MessageOptions};

@@ -434,7 +434,7 @@ async fn idle_connection_sends_only_keepalives() {
 #[tokio::test]
 async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let config = Config::default();
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
@@ -468,7 +468,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
     let receiver = std::thread::spawn(move || {
         runtime().block_on(async move {
             let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-            let address = "127.0.0.1:0".parse().unwrap();
+            let address = "127.0.0.1:0";
             let listener = Listener::bind(&*provider, address, Config::default());
             let mut listener = listener.await.unwrap();
             tell.send(listener.local_addr()).unwrap();

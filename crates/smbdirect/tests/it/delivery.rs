@@ -432,7 +432,6 @@ fn sends_as_a_program(runtime: Runtime, run: impl AsyncFnOnce(Connection)) -> bo
     };
     runtime.block_on(async {
         let provider = Iwarp::new(IwarpConfig::default());
-        let address = address.parse().unwrap();
         let connecting = Connection::connect(&provider, address, Config::default());
         let connection = within(connecting).await.unwrap();
         within(connection.recv()).await.unwrap();

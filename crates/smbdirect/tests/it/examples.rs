@@ -34,7 +34,7 @@ async fn run_ends<Ask, Serve>(
     Serve: Future<Output = Result<(), Box<dyn Error>>>,
 {
     let provider = Iwarp::new(IwarpConfig::default());
-    let any = "127.0.0.1:0".parse().unwrap();
+    let any = "127.0.0.1:0";
     let listener = Listener::bind(&provider, any, Config::default());
     let mut listener = listener.await.unwrap();
     let connecting = Connection::connect(&provider, listener.local_addr(), Config::default());

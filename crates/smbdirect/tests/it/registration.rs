@@ -114,7 +114,7 @@ async fn pair() -> (Connection, Connection, Registered, Listener) {
         inner: Loopback::new(),
         registered: registered.clone(),
     });
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let config = Config::default();
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await

@@ -50,7 +50,7 @@ fn paused() -> Runtime {
 }
 
 async fn listener(provider: &dyn Provider) -> Listener {
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     Listener::bind(provider, address, Config::default())
         .await
         .unwrap()

@@ -27,7 +27,7 @@ async fn stream() -> (UnixStream, Connection) {
 /// Returns a stream whose connection has these settings.
 async fn stream_with(config: Config) -> (UnixStream, Connection) {
     let provider = Arc::new(Loopback::new());
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();

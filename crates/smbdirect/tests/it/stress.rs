@@ -129,7 +129,7 @@ async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
         ..Settings::default()
     })
     .unwrap();
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();

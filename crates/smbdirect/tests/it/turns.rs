@@ -36,7 +36,7 @@ enum Kind {
 /// Returns both ends of `count` connections.
 async fn connected(count: usize) -> Vec<(Connection, Connection)> {
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();

@@ -20,7 +20,6 @@ fn provider() -> Arc<dyn Provider> {
 }
 
 async fn connect(address: &str) -> Connection {
-    let address = address.parse().unwrap();
     let connecting = Connection::connect(&*provider(), address, Config::default()).await;
     connecting.unwrap()
 }
@@ -191,7 +190,7 @@ async fn an_offer_and_then_silence_is_given_up() {
 async fn a_sender_notices_a_listener_that_breaks_the_rules() {
     let place = Place::new();
     let file = write_noise(&place.from, "file", 5 << 20);
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let mut listener = Listener::bind(&*provider(), address, Config::default())
         .await
         .unwrap();

@@ -417,7 +417,7 @@ fn client_that_stands_still(
     mpsc::Sender<()>,
     thread::JoinHandle<()>,
 ) {
-    let address = address.parse().unwrap();
+    let address = address.to_owned();
     let (asked, is_asked) = oneshot::channel();
     let (go_on, goes_on) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -631,7 +631,7 @@ async fn turns_away_all_but(from: Kind, to: Kind, memory: &str, most: usize) {
     match from {
         // The gateway may refuse it during the negotiation.
         SmbDirect => {
-            let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
+            let (provider, address) = (iwarp(), gateway.address.clone());
             let connecting = Connection::connect(&*provider, address, patient());
             if let Ok(connection) = soon(connecting).await {
                 soon(connection.closed()).await;

@@ -454,7 +454,7 @@ fn the_limit_of_open_files_is_raised_and_named_if_it_is_too_low() {
 /// Connects a client, which stays connected until the task is stopped.
 #[cfg(target_os = "linux")]
 fn client(kind: Kind, address: &str) -> JoinHandle<Infallible> {
-    let address = address.parse().unwrap();
+    let address = address.to_owned();
     tokio::spawn(async move {
         let _client = match kind {
             SmbDirect => {

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::{Pair, pair};
 
 over_every_provider! {
-    connect_returns_what_failed
+    connect_returns_what_failed addresses_are_tried_in_turn a_listener_takes_new_settings
     each_peer_is_refused_or_accepted_with_settings
     the_acceptor_may_speak_first
     an_address_is_free_when_its_listener_is_dropped
@@ -27,7 +27,7 @@ over_every_provider! {
 
 /// The owner of an `IncomingListener` refuses a peer, drops one, and accepts one with its own settings.
 async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provider>) {
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let mut listener = IncomingListener::bind(&*provider, address).await.unwrap();
     let address = listener.local_addr();
     for refuses in [true, false] {
@@ -191,6 +191,82 @@ async fn an_address_is_free_when_its_listener_is_dropped(provider: Arc<dyn Provi
         }
     }
     runtime.shutdown_background();
+}
+
+/// A host name is looked up, and each of several addresses is tried.
+async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
+    let bound = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let unused = bound.local_addr().unwrap();
+    drop(bound);
+    // An address of the documentation, which no machine has.
+    let elsewhere: SocketAddr = "192.0.2.1:0".parse().unwrap();
+    let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let is_loopback = provider.attributes().name == "loopback";
+    // Loopback has every address.
+    let candidates = if is_loopback {
+        [here, here]
+    } else {
+        [elsewhere, here]
+    };
+    let bound = Listener::bind(&*provider, &candidates[..], Config::default());
+    let mut listener = within(bound).await.unwrap();
+    let address = listener.local_addr();
+    assert_eq!(address.ip(), here.ip());
+    let both = [unused, address];
+    let named = format!("localhost:{}", address.port());
+    let connecting = async {
+        let of_slice = Connection::connect(&*provider, &both[..], Config::default()).await;
+        let of_name = Connection::connect(&*provider, named, Config::default()).await;
+        let port = address.port();
+        let of_pair = Connection::connect(&*provider, ("127.0.0.1", port), Config::default()).await;
+        [of_slice, of_name, of_pair].map(|connected| connected.unwrap().remote_addr())
+    };
+    let accepting = async {
+        for _ in 0..3 {
+            listener.accept().await.unwrap();
+        }
+    };
+    let (connected, ()) = within(async { tokio::join!(connecting, accepting) }).await;
+    assert_eq!(connected, [address; 3]);
+
+    let none: &[SocketAddr] = &[];
+    let failures = [
+        Connection::connect(&*provider, none, Config::default()).await,
+        Connection::connect(&*provider, "no port", Config::default()).await,
+        Connection::connect(&*provider, "a.invalid:5445", Config::default()).await,
+    ];
+    for failed in failures {
+        let Err(ConnectError::Provider(error)) = failed else {
+            panic!("{failed:?}");
+        };
+        assert_eq!(error.kind, ProviderErrorKind::Address, "{error}");
+    }
+    let failed = Connection::connect(&*provider, &[unused][..], Config::default()).await;
+    let Err(ConnectError::Provider(error)) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Refused, "{error}");
+}
+
+/// New settings are those of the peers that connect from now on.
+async fn a_listener_takes_new_settings(provider: Arc<dyn Provider>) {
+    let mut listener = Listener::bind(&*provider, "127.0.0.1:0", Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_addr();
+    let mut sizes = Vec::new();
+    for size in [1 << 20, 1 << 18, 1 << 19] {
+        let config = Config::new(Settings {
+            max_fragmented_receive_size: size,
+            ..Settings::default()
+        });
+        listener.set_config(config.unwrap());
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (client, server) = within(async { tokio::join!(connecting, listener.accept()) }).await;
+        let (client, _server) = (client.unwrap(), server.unwrap());
+        sizes.push(client.negotiated().max_fragmented_send_size);
+    }
+    assert_eq!(sizes, [1 << 20, 1 << 18, 1 << 19]);
 }
 
 /// All clients connect in one poll, before the listener can accept the first.

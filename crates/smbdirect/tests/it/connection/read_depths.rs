@@ -29,7 +29,7 @@ async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
         revision: 1,
         ..IwarpConfig::default()
     });
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let config = Config::default();
     let mut listener = Listener::bind(&shallow, address, config.clone())
         .await
@@ -62,7 +62,7 @@ async fn mpa_revision_1_peer_receives_the_read_depths() {
     const ACCEPTED: u8 = 0x40;
     const REFUSED: u8 = 0x60;
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
@@ -107,7 +107,7 @@ async fn read_depth_of_zero_is_announced_as_one() {
         ord: 0,
         ..IwarpConfig::default()
     }));
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
@@ -126,7 +126,7 @@ async fn read_depth_of_zero_is_announced_as_one() {
 #[tokio::test]
 async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let address = "127.0.0.1:0".parse().unwrap();
+    let address = "127.0.0.1:0";
     let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
