@@ -23,8 +23,6 @@ pub mod rdmap;
 mod alignment;
 mod config;
 mod error;
-#[cfg(test)]
-mod examples;
 mod inbound_messages;
 #[cfg(feature = "tokio")]
 mod low_water;
@@ -40,6 +38,8 @@ mod startup;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tcp;
+#[cfg(test)]
+mod test_vectors;
 mod transmit;
 
 #[cfg(feature = "tokio")]

@@ -370,7 +370,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::iwarp::examples::{self, hex};
+    use crate::iwarp::test_vectors::{self, hex};
 
     fn frame(kind: FrameKind, revision: u8) -> StartupFrame {
         StartupFrame {
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    fn examples() -> Vec<(&'static str, StartupFrame)> {
+    fn startup_frames() -> Vec<(&'static str, StartupFrame)> {
         use FrameKind::{Reply, Request};
         let b1 = Enhanced {
             peer_to_peer: true,
@@ -404,38 +404,38 @@ mod tests {
             })
         };
         vec![
-            (examples::A1, frame(Request, 1)),
-            (examples::A2, frame(Reply, 1)),
+            (test_vectors::A1, frame(Request, 1)),
+            (test_vectors::A2, frame(Reply, 1)),
             (
-                examples::A3,
+                test_vectors::A3,
                 StartupFrame {
                     private_data: Bytes::from_static(&[0, 0, 0, 16, 0, 0, 0, 16]),
                     ..frame(Request, 1)
                 },
             ),
             (
-                examples::A4,
+                test_vectors::A4,
                 StartupFrame {
                     rejected: true,
                     ..frame(Reply, 1)
                 },
             ),
             (
-                examples::B1,
+                test_vectors::B1,
                 StartupFrame {
                     enhanced: Some(b1),
                     ..frame(Request, 2)
                 },
             ),
             (
-                examples::B2,
+                test_vectors::B2,
                 StartupFrame {
                     enhanced: Some(b2),
                     ..frame(Reply, 2)
                 },
             ),
             (
-                examples::B3,
+                test_vectors::B3,
                 StartupFrame {
                     crc: false,
                     enhanced: plain(32, 8),
@@ -443,7 +443,7 @@ mod tests {
                 },
             ),
             (
-                examples::B4,
+                test_vectors::B4,
                 StartupFrame {
                     crc: false,
                     enhanced: plain(8, 32),
@@ -459,7 +459,7 @@ mod tests {
     //= EST-01 test
     #[test]
     fn example_frames_round_trip_and_truncations_are_incomplete() {
-        for (text, value) in examples() {
+        for (text, value) in startup_frames() {
             let mut bytes = hex(text);
             assert_eq!(StartupFrame::decode(value.kind, &bytes), Ok(value.clone()));
             let mut out = Vec::new();
@@ -487,7 +487,7 @@ mod tests {
     #[test]
     fn invalid_frames_are_errors() {
         use FrameKind::{Reply, Request};
-        let request = hex(examples::A1);
+        let request = hex(test_vectors::A1);
         let patched = |at: usize, with: &[u8]| {
             let mut bytes = request.clone();
             bytes[at..at + with.len()].copy_from_slice(with);
@@ -541,7 +541,7 @@ mod tests {
     //= MPA-23 test
     #[test]
     fn a_flipped_bit_is_found_if_crcs_are_on() {
-        let fpdu = hex(examples::C2);
+        let fpdu = hex(test_vectors::C2);
         let ulpdu = Fpdu::decode(&fpdu, true).unwrap().unwrap().ulpdu;
         let mut made = Vec::new();
         Fpdu::encode(&[ulpdu], true, &mut made);

@@ -354,8 +354,8 @@ fn headers_of(ulpdu: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
     use crate::iwarp::{
-        examples::{self, hex},
         mpa::Fpdu,
+        test_vectors::{self, hex},
     };
 
     /// Decodes an FPDU, checks that encoding it restores its bytes, and returns its parts.
@@ -403,46 +403,46 @@ mod tests {
         let smbd = hex("00010001 0000ff00 54050000 00200000 00001000");
         for (text, header, opcode, payload) in [
             (
-                examples::C1,
+                test_vectors::C1,
                 tagged(RdmaWrite, true, 1, 0),
                 RdmaWrite,
                 &[][..],
             ),
-            (examples::C2, untagged(Send, 1, 0), Send, b"hello"),
-            (examples::C3, untagged(Send, 2, 0), Send, &smbd),
+            (test_vectors::C2, untagged(Send, 1, 0), Send, b"hello"),
+            (test_vectors::C3, untagged(Send, 2, 0), Send, &smbd),
             (
-                examples::C4,
+                test_vectors::C4,
                 tagged(RdmaWrite, true, STAG, OFFSET),
                 RdmaWrite,
                 &bytes,
             ),
             (
-                examples::C6,
+                test_vectors::C6,
                 tagged(RdmaReadResponse, true, 0xab00, 0x1000),
                 RdmaReadResponse,
                 &bytes,
             ),
             (
-                examples::C7,
+                test_vectors::C7,
                 untagged(SendInvalidate, 3, STAG),
                 SendInvalidate,
                 b"done",
             ),
             (
-                examples::C8,
+                test_vectors::C8,
                 untagged(SendSolicitedInvalidate, 4, STAG),
                 SendSolicitedInvalidate,
                 b"done",
             ),
-            (examples::C9, untagged(Send, 5, 0), Send, b""),
+            (test_vectors::C9, untagged(Send, 5, 0), Send, b""),
             (
-                examples::C10,
+                test_vectors::C10,
                 tagged(RdmaWrite, false, STAG, OFFSET),
                 RdmaWrite,
                 &bytes[..8],
             ),
             (
-                examples::C11,
+                test_vectors::C11,
                 tagged(RdmaWrite, true, STAG, OFFSET + 8),
                 RdmaWrite,
                 &bytes[8..],
@@ -453,7 +453,7 @@ mod tests {
                 (header, opcode, payload.to_vec())
             );
         }
-        assert_eq!(decode_and_check(examples::C13, false).2, b"hello");
+        assert_eq!(decode_and_check(test_vectors::C13, false).2, b"hello");
     }
 
     //= RDMAP-03 test
@@ -474,7 +474,9 @@ mod tests {
             source_stag: 1,
             source_tagged_offset: 0,
         };
-        for (text, number, request) in [(examples::C5, 1, of_c5), (examples::C12, 2, of_c12)] {
+        for (text, number, request) in
+            [(test_vectors::C5, 1, of_c5), (test_vectors::C12, 2, of_c12)]
+        {
             let (header, opcode, payload) = decode_and_check(text, true);
             assert_eq!(header, untagged(Opcode::RdmaReadRequest, number, 0));
             assert_eq!(opcode, Opcode::RdmaReadRequest);
@@ -497,11 +499,11 @@ mod tests {
             TerminateCode::new(1, 1, 1),
             TerminateCode::new(0, 1, 2),
         );
-        let (c4, c5) = (hex(examples::C4), hex(examples::C5));
+        let (c4, c5) = (hex(test_vectors::C4), hex(test_vectors::C5));
         for (text, code, offending) in [
-            (examples::D1, crc, None),
-            (examples::D2, bounds, Some((30, &c4[2..]))),
-            (examples::D3, rights, Some((46, &c5[2..48]))),
+            (test_vectors::D1, crc, None),
+            (test_vectors::D2, bounds, Some((30, &c4[2..]))),
+            (test_vectors::D3, rights, Some((46, &c5[2..48]))),
         ] {
             let (_, _, payload) = decode_and_check(text, true);
             let terminate = Terminate::new(code, offending);
@@ -517,8 +519,8 @@ mod tests {
     #[test]
     fn a_terminate_of_siw_is_displayed_in_both_bit_orders() {
         for (text, code) in [
-            (examples::D4, TerminateCode::new(2, 0, 2)),
-            (examples::D5, TerminateCode::new(1, 1, 1)),
+            (test_vectors::D4, TerminateCode::new(2, 0, 2)),
+            (test_vectors::D5, TerminateCode::new(1, 1, 1)),
         ] {
             let (_, opcode, payload) = decode_and_check(text, true);
             assert_eq!(opcode, Opcode::Terminate);
