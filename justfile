@@ -40,8 +40,13 @@ fuzz target seconds="60":
     cargo run -p smbdirect-fuzz --example corpora -- unpack {{target}}
     cargo fuzz run -s none --features libfuzzer {{target}} -- -max_total_time={{seconds}}
 
-# Write docs/compliance.md and the committed instruction counts again
+# Public types and fields of smbdirect, and lines of code of each package
+counts:
+    cargo xtask counts
+
+# Write docs/compliance.md, the listings of the public API and the committed instruction counts again
 bless:
+    cargo xtask api --bless
     SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements
     SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions
 

@@ -3,7 +3,10 @@
 //! The commands of one line are in the `justfile`.
 #![forbid(unsafe_code)]
 
+mod api;
+mod counts;
 mod goals;
+mod workspace;
 
 use std::process::ExitCode;
 
@@ -13,11 +16,15 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
+    Api(api::Api),
+    Counts(counts::Counts),
     Goals(goals::Goals),
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
+        Command::Api(api) => api.run(),
+        Command::Counts(counts) => counts.run(),
         Command::Goals(goals) => goals.run(),
     };
     match result {

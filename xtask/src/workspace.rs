@@ -1,0 +1,109 @@
+//! What cargo and rustdoc say about the packages of this workspace.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustdoc_types::{Crate, FORMAT_VERSION};
+use serde::Deserialize;
+
+/// The packages of the workspace, as `cargo metadata` prints them.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Workspace {
+    pub(crate) packages: Vec<Package>,
+    pub(crate) workspace_root: PathBuf,
+    target_directory: PathBuf,
+}
+
+/// One package.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// The registries that it may be published to. Empty if it is never published.
+    pub(crate) publish: Option<Vec<String>>,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// A library, a program, a test, ...
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) kind: Vec<String>,
+    pub(crate) src_path: PathBuf,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    pub(crate) fn load() -> Result<Self> {
+        let output = Command::new(cargo())
+            .args(["metadata", "--no-deps", "--format-version", "1"])
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Writes the public API of a library as JSON, with all features, and returns the file.
+    pub(crate) fn rustdoc_json(&self, package: &str) -> Result<PathBuf> {
+        let output = Command::new(cargo())
+            .args(["rustdoc", "--quiet", "--lib", "--all-features"])
+            .args(["--package", package, "--"])
+            .args(["-Z", "unstable-options", "--output-format", "json"])
+            .args(["--cap-lints", "allow"])
+            .env("RUSTDOC", self.workspace_root.join("xtask/rustdoc-json"))
+            .output()?;
+        if !output.status.success() {
+            bail!(
+                "rustdoc of {package}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        let name = format!("{}.json", package.replace('-', "_"));
+        Ok(self.target_directory.join("doc").join(name))
+    }
+
+    /// Why the JSON in `path` cannot be read, if it has another format than this program knows.
+    pub(crate) fn other_format(path: &Path) -> Result<Option<String>> {
+        let Format { format_version } = serde_json::from_str(&read(path)?)?;
+        Ok((format_version != FORMAT_VERSION).then(|| {
+            format!(
+                "skipped: this compiler writes format {format_version} of rustdoc's JSON, and xtask reads format \
+                 {FORMAT_VERSION}"
+            )
+        }))
+    }
+
+    /// Reads the JSON in `path`.
+    pub(crate) fn read_json(path: &Path) -> Result<Crate> {
+        Ok(serde_json::from_str(&read(path)?)?)
+    }
+}
+
+impl Package {
+    /// Whether it is for developers of this project only.
+    pub(crate) fn is_internal(&self) -> bool {
+        self.publish.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+/// The part of the JSON that every format has.
+#[derive(Deserialize)]
+struct Format {
+    format_version: u32,
+}
+
+/// Reads a text file, and names it in the error.
+pub(crate) fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+fn cargo() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
