@@ -131,7 +131,8 @@ pub fn background() -> Option<Handle> {
 #[derive(Debug)]
 pub struct Receiver<T> {
     channel: mpsc::Receiver<T>,
-    /// The item that arrived when a future was dropped.
+    /// What the channel returned when a waiting future of `recv` was dropped. The next poll returns it.
+    /// `Some(None)` means that all senders are gone.
     next: Option<Option<T>>,
 }
 

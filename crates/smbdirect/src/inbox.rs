@@ -1,10 +1,11 @@
 //! The inbox of a connection: assembles segments to messages, and keeps the messages until they are
 //! taken.
 //!
-//! A message is usually a slice of the block of memory that the provider received it in. A slice keeps its
-//! whole block in use, and a hostile peer can send short messages each of which is alone in its block. Such
-//! messages are copied into arenas, one after the other. The cost of the messages in the inbox therefore
-//! bounds the memory that they use; see [`Config::receive_memory`].
+//! A message is usually a slice of the block of memory that the provider received it in. A slice keeps its whole
+//! block in use, and a hostile peer can send short messages each of which is alone in its block. Beyond a limit
+//! of such blocks, further short messages are therefore copied, most of them into arenas, one after the other.
+//! The cost of the messages in the inbox therefore bounds the memory that they use; see
+//! [`Config::receive_memory`].
 
 use std::{collections::VecDeque, hint::cold_path, mem};
 
@@ -336,8 +337,9 @@ impl Config {
     /// ([`receive_buffer`](Self::receive_buffer)), the message that is arriving
     /// (`max_fragmented_receive_size`), and bytes that share memory with them.
     ///
-    /// Messages that were taken are not counted. Neither is memory that waits to be used again, which all
-    /// connections of a process share, nor memory of the peer of an in-process provider.
+    /// Messages that were taken are not counted. Memory that waits to be used again is not counted either,
+    /// because all connections of a process share it. Memory of the peer, which an in-process provider delivers,
+    /// is not counted.
     pub fn receive_memory(&self) -> usize {
         // Copied short messages fill at least three quarters of each arena except the first and the last.
         let waiting = self.receive_buffer() / 3 * 4 + 2 * ARENA_BYTES;

@@ -204,7 +204,8 @@ impl Frames {
         self.has_closed = true;
         let peer = self.connection.remote_addr();
         match error {
-            // The system reports this error at the end of the stream if the program has not read everything.
+            // `ConnectionReset` is not logged: the system reports it at the end of the stream if the program
+            // closed the descriptor before it had read everything.
             Some(error) if error.kind() != io::ErrorKind::ConnectionReset => {
                 warn!(%peer, %error, "a stream is closed");
             }

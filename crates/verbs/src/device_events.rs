@@ -239,8 +239,8 @@ impl Drop for Adapter {
             // removed device fails anyway.
             let context = unsafe { self.context.as_ref() };
             for fd in [context.cmd_fd, context.async_fd] {
-                // SAFETY: the library keeps the descriptor open and closes it; `ManuallyDrop`
-                // keeps it from being closed here.
+                // SAFETY: the descriptor is open and belongs to the library, which closes it later.
+                // `ManuallyDrop` prevents that it is closed here.
                 let mut fd = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
                 dup3(&null, &mut fd, DupFlags::CLOEXEC)?;
             }

@@ -66,7 +66,8 @@ pub(super) struct Agreement {
     pub(super) peer_is_smbdirect: bool,
     pub(super) ird: u32,
     pub(super) ord: u32,
-    /// The frame that the initiator sends first.
+    /// The zero-length message that this end, as the initiator, has to send first after the Reply. `None` if none
+    /// was agreed, and at the responder.
     pub(super) ready_to_receive: Option<Rtr>,
     /// The private data of the peer's upper layer.
     pub(super) private_data: Bytes,

@@ -243,7 +243,7 @@ impl Endpoint {
         connection.map_or((0, 0), |connection| connection.moved)
     }
 
-    /// Returns the retransmissions of a connection, or `None` if it was not established.
+    /// Returns the retransmissions of a connection, or `None` if it has no queue pair yet or is not known.
     pub fn retransmissions(&self, id: ConnectionId) -> Option<RetransmissionStatistics> {
         let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
         Some(pair.retransmissions())

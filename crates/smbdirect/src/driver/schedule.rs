@@ -286,8 +286,8 @@ pub(super) struct Crowd {
     turn: Mutex<()>,
     /// Connections that wait for their turns.
     waiting: AtomicUsize,
-    /// Number of polls with bulk data that must pass before polls become long again, because requests have
-    /// arrived on this thread.
+    /// Number of polls with bulk data after which no request is expected on this thread any more. While it is
+    /// above 0, a poll moves fewer bytes. Each request sets it to [`POLLS_WITHOUT_REQUEST`].
     requests_expected: AtomicU32,
 }
 

@@ -71,8 +71,8 @@ impl Driver {
                 Next::Poll => {
                     yield_now().await;
                     if turn.is_some() {
-                        // The runtime has polled its sockets. The turn lasts until the tasks that were woken by
-                        // this have run, so that they do not wait for the next turn, too.
+                        // The runtime has polled its sockets. The turn continues until the tasks that the runtime
+                        // has just woken have run, so that they do not have to wait for the next turn.
                         yield_now().await;
                     }
                 }

@@ -189,10 +189,10 @@ impl ReceiveCredits {
 
     /// Returns whether the peer shall be granted two credits even if its target is 1.
     ///
-    /// With targets of 1 on both sides, the two ends would pass a single credit back and forth without
-    /// end, or one would withhold it until a timer of the peer ends the connection. With two credits,
-    /// the peer returns one, and each end keeps one. 3.1.5.9 permits this: it sets no upper limit to
-    /// the receives for the last credit.
+    /// With targets of 1 on both sides, the two ends would pass a single credit back and forth without end, or
+    /// one would withhold it until a timer of the peer ends the connection. With two credits, the peer returns
+    /// one, and each end keeps one. Section 3.1.5.9 permits this: when a message waits for the last send credit,
+    /// it requires at least one receive, and sets no upper limit.
     fn returns_token(&self) -> bool {
         self.quiet && self.granted == 0
     }

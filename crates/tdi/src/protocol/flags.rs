@@ -20,8 +20,8 @@ bitflags! {
         const EXPEDITED = 0x0020;
         /// The TSDU continues with the next send.
         const PARTIAL = 0x0040;
-        /// The peer will not answer this TSDU, so the credits that it grants must not wait for an
-        /// answer.
+        /// No answer of the peer to this TSDU is expected. An answer would also grant credits, so this end may
+        /// request credits with a keepalive instead; see `NoResponse`.
         const NO_RESPONSE_EXPECTED = 0x0080;
         /// The send takes the bytes for which there is room, and does not wait.
         const NON_BLOCKING = 0x0100;

@@ -421,8 +421,9 @@ impl Inbound {
         if let Some(last) = self.tsdus.pop_back_if(|last| last.remaining > 0) {
             self.held -= last.available + TSDU_COST_BYTES;
             if self.tsdus.is_empty() {
-                // The copying handler is processing the TSDU that was just discarded. The chained handler has a
-                // whole one, which it can still return.
+                // If the copying handler is processing an indication, the indication concerns the TSDU that was
+                // just discarded, so it is forgotten. The chained handler has a whole TSDU, which it can still
+                // return.
                 self.offered.take_if(|offered| !offered.is_chained());
             }
         }

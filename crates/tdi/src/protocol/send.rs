@@ -100,8 +100,8 @@ pub struct SendRequest {
     pub flags: SendFlags,
     /// The time at which the send is given up; `None` means after [`SendSettings::send_timeout`].
     pub deadline: Option<Instant>,
-    /// A registration of the peer that the arrival of the TSDU invalidates. It must be given with
-    /// the end of a TSDU.
+    /// A registration of the peer that the arrival of the TSDU invalidates. A token is only permitted in a send
+    /// that ends its TSDU, which is a send without `PARTIAL`.
     pub invalidate: Option<Token>,
 }
 

@@ -242,7 +242,7 @@ mod tests {
             first_and(&[61, 21, 10, 2])
         );
         assert_eq!(joined(first_and(&[60, 21, 10, 1, 20])), first_and(&[112]));
-        // So do slices that cost no more than their memory.
+        // Two slices are not joined if one of them has `JOIN_THRESHOLD_BYTES` or more.
         for (one, other) in [(256, 255), (255, 256), (256, 256)] {
             assert_eq!(joined(first_and(&[one, other])), first_and(&[one, other]));
         }

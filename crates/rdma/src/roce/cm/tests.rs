@@ -393,7 +393,7 @@ fn every_message_in_every_state() {
         };
         let outcomes: Vec<_> = (0..8).map(outcome).collect();
         assert_eq!(outcomes.join(" "), row, "{state}");
-        // Nothing changes by messages of others.
+        // Messages with other communication IDs change nothing.
         for (from, to) in [(ACTIVE, 0), (PASSIVE, 0), (99, PASSIVE), (99, ACTIVE)] {
             let mut communication = in_state(state, now);
             if state == "request sent" && to == ACTIVE {

@@ -166,7 +166,8 @@ impl FlowIcrc {
         let end = self.header.masked(length, &mut masked);
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32IsoHdlc, INITIAL_REGISTER);
         digest.update(&masked[..end]);
-        // The bytes after the masked one, and the eight bits of its own.
+        // The number of bytes after the masked byte, plus one: the CRC also shifts by the eight bits of the
+        // masked byte.
         let after = length - ICRC_LENGTH - MASKED_BTH_BYTE;
         self.known[place] = Known {
             length,

@@ -340,10 +340,10 @@ impl Syndrome {
     /// The credit code of a responder that does not report its receives.
     pub const NO_CREDIT: u8 = 0x1f;
 
-    /// Decodes the byte of an AETH.
+    /// Decodes the syndrome, which is the first byte of an AETH.
     ///
     /// # Errors
-    /// Returns an error if the kind is reserved.
+    /// Returns an error if the syndrome is of the reserved kind.
     pub const fn decode(byte: u8) -> Result<Self, DecodeError> {
         let value = byte & SYNDROME_VALUE_MASK;
         //= ROCE-9.7.5-01
@@ -355,7 +355,8 @@ impl Syndrome {
         })
     }
 
-    /// Encodes the byte of an AETH. Only the low five bits of a credit or timer code are used.
+    /// Encodes the syndrome, which is the first byte of an AETH. Only the low five bits of a credit or timer code
+    /// are used.
     pub const fn encode(self) -> u8 {
         match self {
             Self::Ack { credit } => SYNDROME_ACK | credit & SYNDROME_VALUE_MASK,

@@ -11,7 +11,7 @@ pub(in crate::roce) struct Payload<'a> {
     pub(in crate::roce) bytes: &'a [u8],
     /// The memory that contains the bytes, if messages may be slices of it.
     pub(in crate::roce) block: Option<&'a Bytes>,
-    /// The account of the memory of messages, if there is one.
+    /// The counter of the buffer bytes that readers of messages may still use. `None` if they are not counted.
     pub(in crate::roce) account: Option<&'a Account>,
 }
 

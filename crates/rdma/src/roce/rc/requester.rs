@@ -65,7 +65,7 @@ pub(super) struct Requester {
     timed_out_at: Option<u64>,
     /// The end of the pause that the peer asked for, because it had no receive.
     paused_until: Option<Instant>,
-    /// The pauses without progress since.
+    /// The number of pauses since the last progress. Pauses are not counted if the retry count is endless.
     pauses: u8,
     statistics: RetransmissionStatistics,
 }

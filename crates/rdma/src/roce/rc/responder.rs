@@ -375,8 +375,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Forgets the oldest Read if the peer has as many outstanding as it may have. With the new one
-    /// it shows that it has received the response to the oldest.
+    /// Forgets the oldest Read if the peer has as many outstanding as it may have. By sending another Read, the
+    /// peer shows that it has received the whole response to the oldest one.
     fn make_room_for_read(&mut self) -> Result<(), QueuePairError> {
         if self.reads.len() < self.responder_resources {
             return Ok(());

@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(window.packets(), 101);
         window.reopen();
         assert_eq!(window.packets(), 101);
-        // A gap shows that something was lost.
+        // After a loss was detected (`shrink`), `reopen` does not restore the size from before the timeout.
         window.close();
         window.shrink();
         window.reopen();

@@ -320,7 +320,8 @@ impl TakenPort {
     }
 }
 
-/// Returns the error of binding a UDP port, which names the owner of the port.
+/// Returns the error for a UDP port that could not be bound. If another program has the port, the error says so,
+/// and names the program if it is known.
 fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
     if !is_taken(&error) {
         return os_error(doing, &error);

@@ -147,7 +147,8 @@ fn compound_answer_that_invalidates_more_than_one_token_is_split() {
     ];
     let (placed, messages) = steps(&mut client, &compound(&answers)).unwrap();
     assert_eq!(placed, [(Bytes::from_static(b"abc"), descriptors())]);
-    // An element that is sent alone has no RELATED flag. Its padding stays, because servers may pad too.
+    // An element that is sent alone has no RELATED flag. The padding after it is kept, because a server may also
+    // pad a message that is not part of a compound.
     let alone = |element: &[u8], length| {
         let mut element = with(element.to_vec(), 16, &1_u32.to_le_bytes());
         element.resize(length, 0);

@@ -34,7 +34,7 @@ impl Connection {
                     .map_err(ConnectionError::from)
             }
             Role::Closed(_) | Role::Refusing { .. } => Ok(()),
-            // The peer may send nothing else before the negotiation is over.
+            // Before the negotiation is over, the peer may send only the negotiate message that is handled above.
             //= SMBD-2.2-06
             Role::Connecting | Role::Active { .. } | Role::Posting { .. } => {
                 Err(Violation::WithoutCredit.into())

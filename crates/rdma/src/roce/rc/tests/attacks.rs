@@ -28,7 +28,8 @@ fn expect_unharmed(mut end: End, region: RemoteAddress) {
     assert_eq!(buffer, pattern(MTU));
 }
 
-/// Only the next PSN is executed, one of 2^24. Each other costs at most one answer.
+/// Of the 2^24 PSNs, only the next expected one lets a request be executed. A request with any other PSN causes
+/// at most one answer.
 #[test]
 fn requests_with_another_psn_than_the_next_are_not_executed() {
     let distances = [

@@ -200,7 +200,7 @@ fn packet(opcode: Opcode, index: u32, extended: Extended, payload: &[u8]) -> Pac
     }
 }
 
-/// Returns a packet of a Send or a packet without extended headers.
+/// Returns a packet without extended headers, for example a packet of a Send.
 fn plain(opcode: Opcode, index: u32, length: usize) -> Packet {
     packet(opcode, index, Extended::Plain, &pattern(length))
 }

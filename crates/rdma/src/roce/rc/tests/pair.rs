@@ -210,7 +210,8 @@ fn only_the_last_datagram_of_a_run_is_shorter_and_none_is_longer() {
     assert_eq!(responses(&[MTU as u32; 2]), [[only, only]]);
     assert_eq!(responses(&[5, 1]), [[only, only]]);
     assert_eq!(responses(&[1, 5]), [[only], [only]]);
-    // Those in the middle have no AETH.
+    // A packet in the middle of a response has no AETH, so it is four bytes shorter than the first packet and
+    // ends the run.
     let whole = [
         vec![ReadResponseFirst, ReadResponseMiddle],
         vec![ReadResponseLast],
