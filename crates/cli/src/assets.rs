@@ -1,4 +1,5 @@
-//! `smbdirect assets DIR`, hidden: writes what a package installs besides the program.
+//! `smbdirect completions SHELL`, and `smbdirect assets DIR`, hidden: writes what a package installs besides the
+//! program.
 //!
 //! | file | from |
 //! |---|---|
@@ -16,7 +17,10 @@ use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, Args, Command};
 use clap_complete::Shell;
 
-use crate::report;
+use crate::{
+    help::{ENVIRONMENT, EXIT_STATUS},
+    report::{self, Report},
+};
 
 /// Write man pages, completions and an example of the settings file into DIR
 #[derive(Debug, Args)]
@@ -24,6 +28,31 @@ pub(crate) struct Assets {
     /// A directory, which is created if it does not exist
     #[arg(value_name = "DIR")]
     directory: PathBuf,
+}
+
+/// Print the completions of a shell
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETION_EXAMPLES)]
+pub(crate) struct Completions {
+    /// The shell
+    #[arg(value_enum, value_name = "SHELL")]
+    shell: Shell,
+}
+
+const COMPLETION_EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  source <(smbdirect completions bash)            for this shell; in ~/.bashrc for all
+  smbdirect completions zsh >~/.zfunc/_smbdirect  a folder of $fpath
+  smbdirect completions fish >~/.config/fish/completions/smbdirect.fish";
+
+impl Completions {
+    /// Prints the completions of `command`, which is the whole command line.
+    pub(crate) fn run(self, mut command: Command) -> Result<bool> {
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "smbdirect", &mut text);
+        let text = String::from_utf8(text)?;
+        Report::new(false).line(text.trim_end());
+        Ok(true)
+    }
 }
 
 /// Shells with completions, and the names under which they look for them.
@@ -48,7 +77,7 @@ impl Assets {
         let [man, completions] = ["man", "completions"].map(|name| self.directory.join(name));
         fs::create_dir_all(&man)?;
         fs::create_dir_all(&completions)?;
-        clap_mangen::generate_to(without_styles(command.clone()), &man)?;
+        clap_mangen::generate_to(for_page(command.clone()), &man)?;
         for (shell, name) in SHELLS {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut command, "smbdirect", &mut text);
@@ -64,22 +93,81 @@ fn write(path: &Path, text: &str) -> Result<()> {
     Ok(fs::write(path, text)?)
 }
 
-/// Removes the styles from the text after the options, which man pages would show as characters.
-fn without_styles(command: Command) -> Command {
-    let after = command
-        .get_after_help()
-        .map(|text| plain(&text.to_string()));
+/// Returns the command for its manual page: the text after the options without styles, which would show as
+/// characters, and a synopsis with the values of options.
+fn for_page(command: Command) -> Command {
+    let after = command.get_after_long_help();
+    let mut after = after.map(|text| text.ansi().to_string());
+    if let Some(text) = &mut after {
+        // The page of the whole command has these sections already.
+        for section in [EXIT_STATUS, ENVIRONMENT] {
+            if !text.contains(section) {
+                *text += &format!("\n\n{section}");
+            }
+        }
+    }
+    let after = after.map(|text| plain(&text));
     let names: Vec<_> = command
         .get_subcommands()
         .map(|one| one.get_name().to_owned())
         .collect();
-    let mut command = names.into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, without_styles)
+    let synopsis = synopsis(&command);
+    let command = names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, for_page)
     });
-    if let Some(after) = after {
-        command = command.after_help(after);
+    let command = match synopsis {
+        Some(synopsis) => command.override_usage(synopsis),
+        None => command,
+    };
+    match after {
+        Some(after) => command.after_help(after.clone()).after_long_help(after),
+        None => command,
     }
-    command
+}
+
+/// Returns the synopsis of a command: its options with their values, and its arguments. A command with
+/// subcommands has that of clap.
+fn synopsis(command: &Command) -> Option<String> {
+    if command.has_subcommands() {
+        return None;
+    }
+    let name = match command.get_name() {
+        "smbdirect" => "smbdirect".to_owned(),
+        name => format!("smbdirect {name}"),
+    };
+    let arguments = command
+        .get_arguments()
+        .filter(|argument| !argument.is_hide_set());
+    let (mut options, mut positionals) = (Vec::new(), Vec::new());
+    for argument in arguments {
+        let values = argument.get_value_names().unwrap_or_default().join(" ");
+        if argument.is_positional() {
+            positionals.push(bracketed(argument, &values));
+            continue;
+        }
+        let mut text = match (argument.get_short(), argument.get_long()) {
+            (Some(short), Some(long)) => format!("-{short}|--{long}"),
+            (_, Some(long)) => format!("--{long}"),
+            (short, None) => format!("-{}", short.unwrap_or_default()),
+        };
+        if argument.get_action().takes_values() {
+            text += &format!(" {values}");
+        }
+        options.push(bracketed(argument, &text));
+    }
+    let parts = [vec![name], options, positionals].concat();
+    Some(parts.join(" "))
+}
+
+/// Returns an argument in brackets, unless it is required, with dots if it can be repeated.
+fn bracketed(argument: &Arg, text: &str) -> String {
+    let is_repeated = matches!(argument.get_action(), ArgAction::Append | ArgAction::Count);
+    let dots = if is_repeated { "..." } else { "" };
+    if argument.is_required_set() {
+        format!("{text}{dots}")
+    } else {
+        format!("[{text}]{dots}")
+    }
 }
 
 /// Returns text without escape sequences for styles.

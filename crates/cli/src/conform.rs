@@ -41,7 +41,7 @@ use capture::Captures;
 use judge::{Clients, Judge, Servers, Waits};
 use output::Output;
 
-/// Judge another implementation: Microsoft's cases, hostile peers, known bugs
+/// Judge another implementation: does it keep the rules?
 ///
 /// Connects to a server and runs cases 1 to 42 of Microsoft's suite, peers that break RDMA or SMB
 /// Direct, and bugs that other implementations have had. With --listen, judges clients that
@@ -61,8 +61,9 @@ pub(crate) struct Conform {
     #[arg(long)]
     listen: bool,
 
-    /// Upper layer of the peer: echo is `smbdirect listen --echo` and `ping --echo`, smb2 any SMB3
-    /// server or client; auto detects it
+    /// Upper layer of the peer; auto detects it
+    ///
+    /// echo is `smbdirect listen --echo` and `ping --echo`, smb2 any SMB3 server or client
     #[arg(long, value_enum, default_value_t, value_name = "LAYER")]
     upper: Upper,
 
@@ -78,16 +79,18 @@ pub(crate) struct Conform {
     #[arg(long)]
     disruptive: bool,
 
-    /// Longest time that a case may wait for the timers of the peer; 400 is enough for all of them
+    /// Longest time that a case may wait for timers of the peer
+    ///
+    /// 400 is enough for all cases.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     max_wait: Duration,
 
-    /// Longest time that the peer may take for something that is due immediately
+    /// Longest time for what the peer has to do immediately
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     timeout: Duration,
 
     /// With --listen, the longest time to wait for the next connection
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(hide_short_help = true, long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     accept_timeout: Duration,
 
     /// Write the results to FILE, for a CI system

@@ -30,7 +30,7 @@ use crate::{
     transport,
 };
 
-/// Show SMB Direct on this machine: both ends, each way to move data, every byte checked
+/// Show SMB Direct on this machine: both ends, every byte checked
 ///
 /// Moves FILE over a real connection three times: as fragmented messages, by RDMA Read from the
 /// memory of the sender, and by RDMA Write to the memory of the receiver. Buffer descriptors

@@ -9,7 +9,7 @@ use smbdirect_transport::Kind;
 
 use crate::report::{self, Report};
 
-/// List the RDMA of this machine, in software and by adapters, and whether SMB Direct can use it
+/// List the RDMA of this machine, and whether SMB Direct can use it
 ///
 /// For adapters it uses the libraries of rdma-core, as `--transport verbs` does in the other commands.
 /// Ends with status 1 if no adapter can be used, and prints what to do about it.

@@ -50,7 +50,9 @@ impl From<Kind> for Protocol {
     }
 }
 
-/// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
+/// Carry SMB between SMB Direct and TCP
+///
+/// It is for servers or clients that have only one of them.
 ///
 /// Listens on LISTEN, opens one connection to UPSTREAM for each that it accepts, and forwards SMB
 /// messages both ways until either side ends. Clients read and write by RDMA although the server has
@@ -60,17 +62,22 @@ impl From<Kind> for Protocol {
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Gateway {
-    /// The address that clients connect to: HOST[:PORT]; port 0 picks a free one; without HOST it
-    /// is every address of the machine
+    /// The address that clients connect to: HOST[:PORT]
+    ///
+    /// Port 0 picks a free one; without HOST it is every address of the machine
     #[arg(value_name = "LISTEN", required_unless_present = "config")]
     listen: Option<Address>,
 
-    /// The server: HOST[:PORT]; the default port is 5445 for SMB Direct and 445 for TCP
+    /// The server: HOST[:PORT]
+    ///
+    /// The default port is 5445 for SMB Direct and 445 for TCP
     #[arg(value_name = "UPSTREAM", required_unless_present = "config")]
     upstream: Option<Address>,
 
-    /// Read settings from a TOML file: its keys are these options without dashes, and `listen` and
-    /// `upstream`. Options given here take precedence. SIGHUP reads the file again
+    /// Read settings from a TOML file
+    ///
+    /// Its keys are these options without dashes, and `listen` and `upstream`. Options given here take
+    /// precedence. SIGHUP reads the file again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -86,26 +93,35 @@ pub(crate) struct Gateway {
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
     to: Kind,
 
-    /// Largest number of concurrent connections; further ones are closed immediately
+    /// Most concurrent connections
+    ///
+    /// Further ones are closed immediately
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
-    /// Most memory for all connections: half of it for their buffers, a quarter for requests and a
-    /// quarter for answers in flight. When it is used up, clients wait. It does not include the
-    /// program itself and up to 100 MiB of buffers kept for reuse
+    /// Most memory for all connections
+    ///
+    /// Half of it is for their buffers, a quarter for requests and a quarter for answers in flight.
+    /// When it is used up, clients wait. It does not include the program itself and up to 100 MiB of
+    /// buffers kept for reuse
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = large_size)]
     memory: u64,
 
-    /// Longest time that a TCP peer may accept no data or leave a message unfinished
+    /// Longest time that a TCP peer may stall
+    ///
+    /// It stalls if it accepts no data, or leaves a message unfinished
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_limit: Duration,
 
-    /// Permit only clients with these addresses or networks, as in 10.0.0.0/8 [default: all]
+    /// Permit only clients of this network, as in 10.0.0.0/8 [default: all]
+    ///
+    /// It can be given several times, and takes addresses as well.
     #[arg(long, value_name = "NETWORK")]
     allow: Vec<Network>,
 
-    /// Longest time that SIGTERM waits for the answers to requests; 0 ends sessions immediately. A second
-    /// signal ends the wait
+    /// Longest time that SIGTERM waits for the answers to requests
+    ///
+    /// 0 ends sessions immediately. A second signal ends the wait
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds_or_zero)]
     drain_timeout: Duration,
 
@@ -123,10 +139,11 @@ pub(crate) struct Gateway {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba next to it
-  smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect  a TCP client to SMB Direct
+  smbdirect gateway :5445 127.0.0.1           for a Samba next to it
+  smbdirect gateway --config /etc/smbdirect/gateway.toml
+  smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect
+
   smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     capture what passes
-  smbdirect gateway --config /etc/smbdirect/gateway.toml          as the service does
 
 \x1b[1m\x1b[4mAs a service:\x1b[0m
   SIGTERM stops listening, waits until requests are answered (--drain-timeout), and ends. SIGHUP

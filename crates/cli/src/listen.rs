@@ -35,7 +35,9 @@ use crate::{
     transport,
 };
 
-/// Accept SMB Direct connections, and echo, drop, store or show what they send, or lend them memory
+/// Accept SMB Direct connections, and echo, drop or store messages
+///
+/// With --memory, it lends each peer memory for RDMA Read and Write.
 ///
 /// Prints the listening address in the first line, then one line for each file and one at the end
 /// of each connection. Runs until SIGINT or SIGTERM, and ends with status 0; with --count or
@@ -43,7 +45,9 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
 pub(crate) struct Listen {
-    /// Address to listen on: HOST[:PORT]; port 0 picks a free one [default: every address, port 5445, or 445 with --transport roce]
+    /// Address to listen on: HOST[:PORT] [default: every address, port 5445]
+    ///
+    /// Port 0 picks a free one. With --transport roce the default port is 445
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
 
@@ -55,11 +59,13 @@ pub(crate) struct Listen {
     #[arg(long, group = "mode")]
     sink: bool,
 
-    /// Store the files that `smbdirect send` offers in DIR; checks them and never overwrites
+    /// Store the files that `smbdirect send` offers in DIR
+    ///
+    /// It checks each, and never overwrites one
     #[arg(long, group = "mode", value_name = "DIR")]
     receive: Option<PathBuf>,
 
-    /// Register SIZE bytes for each peer to read and write by RDMA, and send it their descriptor
+    /// Lend each peer SIZE bytes to read and write by RDMA
     ///
     /// The first message to the peer is the descriptor, 16 bytes. Messages of the peer are dropped. If
     /// one of them ends the registration, the peer has no memory any more.

@@ -18,6 +18,7 @@ mod decode;
 mod demo;
 mod devices;
 mod gateway;
+mod help;
 mod listen;
 mod metrics;
 mod options;
@@ -39,12 +40,12 @@ mod transport;
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime;
 
 use options::UsageError;
 
-/// SMB Direct in user space: serve and use SMB over RDMA, check servers, decode captures, measure.
+/// SMB Direct in user space: serve and use SMB over RDMA, check, decode, measure.
 #[derive(Debug, Parser)]
 #[command(name = "smbdirect", version, propagate_version = true, after_help = EXAMPLES)]
 #[command(arg_required_else_help = true, max_term_width = 100)]
@@ -72,24 +73,25 @@ enum Command {
     Conform(Box<conform::Conform>),
     Decode(decode::Decode),
     Devices(devices::Devices),
+    Completions(assets::Completions),
     #[command(hide = true)]
     Assets(assets::Assets),
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect demo                         both ends on this machine, messages and RDMA
-  smbdirect listen --receive /srv/in     on one machine
-  smbdirect send HOST big.iso --rdma     on another
-  smbdirect ping HOST                    is there SMB Direct, and how far away?
-  smbdirect bench                        how fast, compared with plain TCP
-  smbdirect check //HOST/SHARE           does SMB Direct work, is it used, and if not, why?
-  smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
-  smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
-  smbdirect top                          connections of a running gateway, with rates
-  smbdirect get //HOST/SHARE/PATH        a file of an SMB server; put stores one, ls lists
-  smbdirect conform HOST                 does it keep the rules?
-  smbdirect decode traffic.pcap          messages, and which rules they break
-  smbdirect devices                      what this machine has for RDMA, in software and by adapters";
+  smbdirect demo                        both ends on this machine
+  smbdirect listen --receive /srv/in    on one machine
+  smbdirect send HOST big.iso --rdma    on another
+  smbdirect ping HOST                   is there SMB Direct, and how far away?
+  smbdirect bench                       how fast, compared with plain TCP
+  smbdirect check //HOST/SHARE          does SMB Direct work, and is it used?
+  smbdirect gateway :5445 fileserver    for a server that has only TCP
+  smbdirect run -- smbclient //HOST/S   SMB Direct for an unchanged program
+  smbdirect top                         connections of a running gateway
+  smbdirect get //HOST/SHARE/PATH       a file of a server; put stores, ls lists
+  smbdirect conform HOST                does it keep the rules?
+  smbdirect decode traffic.pcap         messages, and which rules they break
+  smbdirect devices                     what this machine has for RDMA";
 
 impl Command {
     /// Returns how often `-v` was given.
@@ -111,7 +113,7 @@ impl Command {
             Self::Conform(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
-            Self::Assets(_) => 0,
+            Self::Completions(_) | Self::Assets(_) => 0,
         }
     }
 
@@ -136,14 +138,15 @@ impl Command {
             Self::Conform(command) => command.run().await,
             Self::Decode(command) => command.run(),
             Self::Devices(command) => command.run(),
-            Self::Assets(command) => command.run(Cli::command()),
+            Self::Completions(command) => command.run(command_line()),
+            Self::Assets(command) => command.run(command_line()),
         };
         done.map(|done| u8::from(!done))
     }
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let command = parse();
     options::start_tracing(command.verbosity());
     let result = run(command).and_then(|done| report::written().map(|()| done));
     let captured = pcap::complete();
@@ -159,6 +162,18 @@ fn main() -> ExitCode {
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
+}
+
+/// Returns the whole command line, with its help.
+fn command_line() -> clap::Command {
+    help::arrange(Cli::command())
+}
+
+/// Parses the arguments. Help, versions and errors end the process.
+fn parse() -> Command {
+    let matches = command_line().get_matches();
+    let parsed = Cli::from_arg_matches(&matches);
+    parsed.unwrap_or_else(|error| error.exit()).command
 }
 
 /// Runs a command. Returns the exit status: 0 if it did what was asked; if it did not and there is no

@@ -33,8 +33,10 @@ pub(crate) const DEFAULT_PORT: u16 = 9445;
 /// Options of commands that serve metrics.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MetricsOptions {
-    /// Serve metrics over HTTP: Prometheus text at /metrics, and JSON for `smbdirect top`. Anyone who
-    /// reaches ADDR can read them; the default port is 9445
+    /// Serve metrics over HTTP; the default port is 9445
+    ///
+    /// Prometheus text is at /metrics, and JSON for `smbdirect top` at /status. Anyone who reaches ADDR
+    /// can read them
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<Address>,
 }

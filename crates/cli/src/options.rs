@@ -34,9 +34,10 @@ pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CommonOptions {
-    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; roce is RoCEv2 in software over
-    /// UDP; verbs uses RDMA adapters through rdma-core (see `smbdirect devices`); loopback stays
-    /// within the process
+    /// Kind of RDMA
+    ///
+    /// iwarp is software over TCP and runs anywhere; roce is RoCEv2 in software over UDP; verbs uses
+    /// RDMA adapters through rdma-core (see `smbdirect devices`); loopback stays within the process
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
     pub(crate) transport: Transport,
 
@@ -44,7 +45,7 @@ pub(crate) struct CommonOptions {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Log the events of each connection to stderr; give it twice to log each message
+    /// Log the events of each connection to stderr; twice: each message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 
@@ -130,7 +131,7 @@ const SETTINGS: &str = "Connection settings";
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConnectOptions {
     /// Longest time for connecting and negotiating
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, hide_short_help = true)]
     pub(crate) connect_timeout: Duration,
 }
 

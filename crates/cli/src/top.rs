@@ -34,7 +34,7 @@ use keys::{Key, Keys};
 use rates::{Rated, Rates};
 use screen::Screen;
 
-/// Show the connections of a running gateway or listener, with rates, credits and stalls
+/// Show the connections of a running gateway or listener
 ///
 /// The gateway or listener has to run with --metrics. On a terminal the table is refreshed in place;
 /// q ends it. Otherwise, or with --once, the rates of one interval are printed.

@@ -28,7 +28,7 @@ use crate::{
     report, transport,
 };
 
-/// Measure bandwidth, message rate and round trips, compared with plain TCP and memory
+/// Measure bandwidth, message rate and round trips, next to plain TCP
 ///
 /// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With ADDR
 /// the other end is a `smbdirect bench --serve` there. All rows are measured alternately, in short
@@ -58,7 +58,9 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
     pub(super) sizes: Vec<u32>,
 
-    /// Sizes of segments: MaxSendSize and MaxReceiveSize of both ends [default: 8136,1364]
+    /// Sizes of segments [default: 8136,1364]
+    ///
+    /// They are MaxSendSize and MaxReceiveSize of both ends
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
     pub(super) segment: Vec<u32>,
 
@@ -75,26 +77,26 @@ pub(crate) struct Bench {
     pub(super) connections: Vec<u32>,
 
     /// Where the ends run [default: two-cores, or same-core where there is one; free with ADDR]
-    #[arg(long, value_enum, value_name = "WHERE")]
+    #[arg(long, hide_short_help = true, value_enum, value_name = "WHERE")]
     pub(super) placement: Option<PlacementOption>,
 
     /// Number of processes for the two ends on this machine
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(super) processes: u32,
 
     /// Congestion control of all TCP connections [default: the system's]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(super) congestion_control: Option<String>,
 
     /// Busy-poll: the ends never sleep
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) busy_poll: bool,
 
     /// Keep the cores of the ends from halting, by idle-priority threads that spin
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) keep_awake: bool,
 
-    /// Measure SMB Direct only, without TCP and others to compare with
+    /// Measure SMB Direct only, without TCP and others
     #[arg(long)]
     pub(super) alone: bool,
 
@@ -103,10 +105,12 @@ pub(crate) struct Bench {
     pub(super) rounds: u64,
 
     /// Length of a burst [default: at most 0.25, and so that all ends within half a minute]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
 
-    /// Measure more sizes, both directions, and with and without CRC; takes minutes
+    /// Measure more, for minutes
+    ///
+    /// More sizes, both directions, and with and without CRC
     #[arg(long, conflicts_with_all = ["sizes", "both"])]
     pub(super) full: bool,
 
@@ -114,7 +118,9 @@ pub(crate) struct Bench {
     #[arg(long, hide = true, value_name = "FILE", conflicts_with_all = ["sizes", "segment", "outstanding", "both", "full", "connections", "busy_poll", "alone"])]
     pub(super) rows: Option<PathBuf>,
 
-    /// Also run iperf3, ucx_perftest and fi_pingpong if they are installed
+    /// Also run iperf3 and others, if they are installed
+    ///
+    /// The others are ucx_perftest and fi_pingpong
     #[arg(long)]
     pub(super) compare: bool,
 
@@ -130,15 +136,16 @@ pub(crate) struct Bench {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect bench
+  smbdirect bench                          both ends on this machine
   smbdirect bench --what write,read --sizes 64K,1M --outstanding 1,8,32
+  smbdirect bench --serve :5446            on one machine
+  smbdirect bench HOST                     on another
+
   smbdirect bench --what send --segment 1364 --placement same-core --mpa-crc off
   smbdirect bench --what connections --connections 1,8,64,512
   smbdirect bench --svg rates.svg
-  smbdirect bench --serve :5446            on one machine
-  smbdirect bench HOST                     on another
-  smbdirect bench --serve --transport verbs, and there
   smbdirect bench --transport roce         RoCEv2 in software, next to TCP
+  smbdirect bench --serve --transport verbs
   smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one
 
   Where the system's congestion control is bbr, which costs much on one machine:

@@ -25,12 +25,39 @@ fn pages_completions_and_a_valid_example_are_written() {
     for page in &pages {
         let text = fs::read_to_string(root.join("man").join(page)).unwrap();
         assert!(!text.contains('\x1b') && !text.contains("[1m"), "{page}");
+        assert!(
+            text.contains("Exit status:") && text.contains("RUST_LOG"),
+            "{page}"
+        );
+    }
+    let page = fs::read_to_string(root.join("man/smbdirect-get.1")).unwrap();
+    let (_, synopsis) = page
+        .split_once(".SH SYNOPSIS\n")
+        .expect("it has a synopsis");
+    let synopsis = synopsis
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .replace('\\', "");
+    for part in [
+        "[-f|--force]",
+        "[-u|--user USER]",
+        "[--connect-timeout SECONDS]",
+        "[-v|--verbose]...",
+        " PLACE [FILE]",
+    ] {
+        assert!(synopsis.contains(part), "{part}: {synopsis}");
     }
     let completions = names_in(&root.join("completions"));
     assert_eq!(
         completions,
         ["_smbdirect", "smbdirect.bash", "smbdirect.fish"]
     );
+
+    for shell in ["bash", "zsh", "fish"] {
+        let printed = run(&["completions", shell]).succeeded().stdout;
+        assert!(printed.contains("max-fragmented-size"), "{shell}");
+    }
 
     let example = root.join("gateway.toml");
     let check = |path: &std::path::Path| {

@@ -1,6 +1,6 @@
 //! The command line itself: help, versions, and usage errors.
 
-use crate::support::run;
+use crate::support::{command, run};
 
 #[test]
 fn usage_errors_have_status_2() {
@@ -265,6 +265,57 @@ fn every_command_has_help_with_examples() {
     run(&["help"]).succeeded();
     let by_name = run(&["help", "demo"]).succeeded().stdout;
     assert_eq!(by_name, run(&["demo", "--help"]).succeeded().stdout);
+}
+
+/// The commands that `smbdirect --help` lists.
+fn commands() -> Vec<String> {
+    let help = run(&["--help"]).succeeded().stdout;
+    let lines = help
+        .lines()
+        .skip_while(|line| !line.starts_with("Commands:"))
+        .skip(1)
+        .take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names
+        .filter(|name| !["", "help"].contains(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Lines of a terminal that short help may fill.
+const MAX_SHORT_HELP_LINES: usize = 50;
+
+#[test]
+fn short_help_fits_a_screen_and_long_help_has_everything() {
+    let commands = commands();
+    assert!(commands.len() > 10, "{commands:?}");
+    let mut lines = vec![vec!["-h"]];
+    lines.extend(commands.iter().map(|name| vec![name.as_str(), "-h"]));
+    for arguments in lines {
+        for columns in ["80", "100"] {
+            let output = command(&arguments).env("COLUMNS", columns).output();
+            let text = String::from_utf8(output.unwrap().stdout).unwrap();
+            let count = text.lines().count();
+            assert!(count <= MAX_SHORT_HELP_LINES, "{count} lines:\n{text}");
+            assert!(!text.contains("With --json:"), "{text}");
+            assert!(text.contains("Examples:\n  "), "{text}");
+        }
+    }
+    for name in commands {
+        let long = run(&[&name, "--help"]).succeeded().stdout;
+        let short = run(&[&name, "-h"]).succeeded().stdout;
+        let has_settings = long.contains("--profile <PROFILE>");
+        assert_eq!(
+            has_settings,
+            long.contains("\nConnection settings:\n"),
+            "{long}"
+        );
+        assert!(!short.contains("Connection settings"), "{short}");
+    }
+    let whole = run(&["--help"]).succeeded().stdout;
+    for heading in ["Exit status:", "Environment:"] {
+        assert!(whole.contains(&format!("\n{heading}\n")), "{whole}");
+    }
 }
 
 /// Colour is used on terminals only, and not with NO_COLOR.

@@ -1,0 +1,63 @@
+//! The two forms of help. `-h` fits a screen: options and examples. `--help` and the manual pages add the
+//! connection settings, what --json prints, the exit status and the environment.
+
+use clap::Command;
+
+/// The section that short help has, too.
+const EXAMPLES: &str = "Examples:";
+
+/// The exit status of all commands.
+pub(crate) const EXIT_STATUS: &str = "\x1b[1m\x1b[4mExit status:\x1b[0m
+  0    the command did what was asked, also if a signal ended a server
+  1    it did not: stderr has one line that begins with `error:`, or the output says what failed
+       (conform: a case; decode: a rule; check: SMB Direct does not work; devices: no adapter)
+  2    the command line or the settings file asks for something impossible; nothing was tried
+       (check also: it could not find out whether SMB Direct works)
+  run has the status of the program, and 128 plus the signal if a signal killed it";
+
+/// The variables of the environment of all commands.
+pub(crate) const ENVIRONMENT: &str = "\x1b[1m\x1b[4mEnvironment:\x1b[0m
+  RUST_LOG            what to log to stderr if there is no -v: a level (error, warn, info, debug,
+                      trace), or levels by module, as in smbdirect=debug,smb2=trace
+  SMBDIRECT_PASSWORD  the password of --user
+  NO_COLOR            no colours, if it is set to anything";
+
+/// Returns the command line with both forms of help.
+pub(crate) fn arrange(command: Command) -> Command {
+    let long = [&sections(&command), EXIT_STATUS, ENVIRONMENT].join("\n\n");
+    let command = command.after_long_help(long);
+    let names: Vec<_> = command
+        .get_subcommands()
+        .map(|one| one.get_name().to_owned())
+        .collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, arrange_one)
+    })
+}
+
+/// Arranges the help of one command.
+fn arrange_one(command: Command) -> Command {
+    let long = sections(&command);
+    let command = command.mut_args(|option| {
+        if option.get_help_heading().is_some() {
+            option.hide_short_help(true)
+        } else {
+            option
+        }
+    });
+    if long.is_empty() {
+        return command;
+    }
+    // The first paragraph of the examples has the common ones.
+    let examples = long.split("\n\n").find(|part| part.contains(EXAMPLES));
+    let short = examples.unwrap_or_default().to_owned();
+    command.after_help(short).after_long_help(long)
+}
+
+/// Returns the text after the options.
+fn sections(command: &Command) -> String {
+    command
+        .get_after_help()
+        .map(|text| text.ansi().to_string())
+        .unwrap_or_default()
+}
