@@ -64,6 +64,15 @@
 #include <sys/uio.h>
 
 /**
+ * Version of this header; smbdirect_version() returns that of the library.
+ */
+#define SMBDIRECT_VERSION "0.1.0"
+#define SMBDIRECT_VERSION_MAJOR 0
+#define SMBDIRECT_VERSION_MINOR 1
+#define SMBDIRECT_VERSION_PATCH 0
+
+
+/**
  * Length of the longest address as a text, in bytes, with the 0 at its end.
  */
 #define SMBDIRECT_ADDRESS_LENGTH 64
@@ -106,88 +115,88 @@
 /**
  * An argument is invalid. The text names it.
  */
-#define SMBDIRECT_ERROR_INVALID -1
+#define SMBDIRECT_ERROR_INVALID (-1)
 
 /**
  * The timeout was 0 and the call would have to wait. The descriptor of the handle becomes readable when
  * the call is worth repeating.
  */
-#define SMBDIRECT_ERROR_WOULD_BLOCK -2
+#define SMBDIRECT_ERROR_WOULD_BLOCK (-2)
 
 /**
  * The timeout of the call, or a timer of the connection, ran out.
  */
-#define SMBDIRECT_ERROR_TIMED_OUT -3
+#define SMBDIRECT_ERROR_TIMED_OUT (-3)
 
 /**
  * The connection was closed gracefully, by the peer or by this end.
  */
-#define SMBDIRECT_ERROR_CLOSED -4
+#define SMBDIRECT_ERROR_CLOSED (-4)
 
 /**
  * The peer refused the connection or the negotiation, or nothing listens on the address.
  */
-#define SMBDIRECT_ERROR_REFUSED -5
+#define SMBDIRECT_ERROR_REFUSED (-5)
 
 /**
  * The address cannot be resolved, reached or used.
  */
-#define SMBDIRECT_ERROR_ADDRESS -6
+#define SMBDIRECT_ERROR_ADDRESS (-6)
 
 /**
  * The address is in use by another listener.
  */
-#define SMBDIRECT_ERROR_IN_USE -7
+#define SMBDIRECT_ERROR_IN_USE (-7)
 
 /**
  * One end broke a rule of SMB Direct or RDMA. The text names the rule.
  */
-#define SMBDIRECT_ERROR_PROTOCOL -8
+#define SMBDIRECT_ERROR_PROTOCOL (-8)
 
 /**
  * The RDMA connection was lost.
  */
-#define SMBDIRECT_ERROR_LOST -9
+#define SMBDIRECT_ERROR_LOST (-9)
 
 /**
  * This end aborted the connection.
  */
-#define SMBDIRECT_ERROR_ABORTED -10
+#define SMBDIRECT_ERROR_ABORTED (-10)
 
 /**
  * The message is longer than the peer accepts.
  */
-#define SMBDIRECT_ERROR_TOO_LARGE -11
+#define SMBDIRECT_ERROR_TOO_LARGE (-11)
 
 /**
  * The message is longer than the caller's memory. It is kept for the next call.
  */
-#define SMBDIRECT_ERROR_BUFFER_TOO_SMALL -12
+#define SMBDIRECT_ERROR_BUFFER_TOO_SMALL (-12)
 
 /**
  * The range is outside the peer's buffer descriptors, or the peer has no RDMA Reads and Writes.
  */
-#define SMBDIRECT_ERROR_RANGE -13
+#define SMBDIRECT_ERROR_RANGE (-13)
 
 /**
  * The transport does not exist on this machine or in this build.
  */
-#define SMBDIRECT_ERROR_UNSUPPORTED -14
+#define SMBDIRECT_ERROR_UNSUPPORTED (-14)
 
 /**
  * An operation of this machine failed. The text names it.
  */
-#define SMBDIRECT_ERROR_SYSTEM -15
+#define SMBDIRECT_ERROR_SYSTEM (-15)
 
 /**
  * The handle belongs to the process that forked this one.
  */
-#define SMBDIRECT_ERROR_FORKED -16
+#define SMBDIRECT_ERROR_FORKED (-16)
 
 /**
  * A bug of the library. The text helps to report it.
  */
-#define SMBDIRECT_ERROR_INTERNAL -17
+#define SMBDIRECT_ERROR_INTERNAL (-17)
 
 /**
  * A block of memory that belongs to the library. A program may use its bytes as long as it owns the buffer:
@@ -221,6 +230,31 @@ typedef struct smbdirect_region smbdirect_region;
 typedef struct smbdirect_runtime smbdirect_runtime;
 
 /**
+ * A setting of the transport, by its name and value. Both are texts, which must stay valid until the call that uses
+ * the settings returns. The names are those of the Rust interface, with the unit of a time at the end.
+ *
+ * "iwarp" and "roce": `ird` and `ord` (0 to 128), `connect_timeout_ms`, `accept_timeout_ms`, `close_timeout_ms`,
+ * `max_half_open` (1 or more), `poll_window_us`.
+ *
+ * "iwarp": `crc` (auto, on, off), `revision` (1, 2), `fall_back` (on, off), `max_fpdu` (bytes), `fpdu_alignment`
+ * (auto, off, single, runs), `startup_probe` (on, off), `congestion_control` (a name of the system), `send_buffer`
+ * (auto, system, bytes).
+ *
+ * "roce": `udp_port` (1 to 65535) of this end and `peer_udp_port` of listeners to connect to, `path_mtu` (256, 512,
+ * 1024, 2048, 4096), `max_in_flight` (bytes).
+ */
+typedef struct smbdirect_option {
+    /**
+     * The name, such as "udp_port".
+     */
+    const char *name;
+    /**
+     * The value, such as "4791".
+     */
+    const char *value;
+} smbdirect_option;
+
+/**
  * The settings of connections. Initialise them with smbdirect_settings_init(), then change fields. Later
  * versions of the library add fields at the end; `size` tells it which ones the program knows.
  */
@@ -230,9 +264,9 @@ typedef struct smbdirect_settings {
      */
     size_t size;
     /**
-     * "iwarp" (software iWARP over TCP), "verbs" (RDMA adapters, on Linux) or "loopback" (within this
-     * process and runtime). NULL means "iwarp". The text must stay valid until the call that uses the
-     * settings returns.
+     * "iwarp" (iWARP in software, over TCP), "roce" (RoCEv2 in software, over UDP), "verbs" (RDMA adapters, on
+     * Linux) or "loopback" (within this process and runtime). NULL means "iwarp". The text must stay valid until
+     * the call that uses the settings returns.
      */
     const char *transport;
     /**
@@ -280,6 +314,14 @@ typedef struct smbdirect_settings {
      * core. With 0 it sleeps immediately.
      */
     uint32_t busy_poll_us;
+    /**
+     * Settings of the transport, `options_count` of them, or NULL. Of two with the same name the later one counts.
+     */
+    const struct smbdirect_option *options;
+    /**
+     * Number of `options`.
+     */
+    size_t options_count;
 } smbdirect_settings;
 
 /**
@@ -574,8 +616,8 @@ int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirec
 void smbdirect_connection_free(struct smbdirect_connection *connection);
 
 /**
- * Listens on an address. The arguments are those of smbdirect_connect(). Port 0 picks a free port, which
- * smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+ * Listens on an address. The arguments are those of smbdirect_connect(); without a host, as in ":5445", it listens on
+ * every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that connect negotiate in the background.
  *
  * Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
  * _SYSTEM.
@@ -833,6 +875,12 @@ int32_t smbdirect_settings_init(struct smbdirect_settings *settings, size_t size
  * Returns the name of a status code, such as "timed out". Never returns NULL. The text is static.
  */
 const char *smbdirect_strerror(int32_t code);
+
+/**
+ * Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a program
+ * was built with. A library works with programs that were built with an older header of the same soname.
+ */
+const char *smbdirect_version(void);
 
 /**
  * Makes a socket that carries the messages of the connection with the 4-byte length of SMB over TCP: a byte

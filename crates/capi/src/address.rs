@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use smbdirect_transport as transport;
+use smbdirect_transport::{self as transport, AddressError, Families, Kind, ResolveError};
 
 use crate::status::{Failure, SMBDIRECT_ERROR_ADDRESS};
 
@@ -14,17 +14,24 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Parses an address. Without a port it gets `default_port`.
+    /// Parses the address of a peer. Without a port it gets `default_port`.
     pub(crate) fn parse(text: &str, default_port: u16) -> Result<Self, Failure> {
-        let invalid = |why: String| Failure::invalid(format!("{text:?} is not an address: {why}"));
-        let address: transport::Address = text
-            .parse()
-            .map_err(|error: transport::AddressError| invalid(error.to_string()))?;
-        if address.host.is_empty() {
-            return Err(invalid("it has no host; an address is HOST[:PORT]".into()));
+        let parsed = Self::parse_listen(text, default_port)?;
+        if parsed.address.host.is_empty() {
+            let why = "it has no host; an address is HOST[:PORT]";
+            return Err(Failure::invalid(format!(
+                "{text:?} is not an address: {why}"
+            )));
         }
+        Ok(parsed)
+    }
+
+    /// Parses an address to listen on. Without a host it is every address of the machine.
+    pub(crate) fn parse_listen(text: &str, default_port: u16) -> Result<Self, Failure> {
+        let parsed: Result<transport::Address, AddressError> = text.parse();
+        let invalid = |why| Failure::invalid(format!("{text:?} is not an address: {why}"));
         Ok(Self {
-            address,
+            address: parsed.map_err(invalid)?,
             default_port,
         })
     }
@@ -35,9 +42,24 @@ impl Address {
     /// The name cannot be resolved.
     pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
         let resolved = transport::resolve(&self.address, self.default_port).await;
-        resolved.map_err(|failure| {
-            Failure::new(SMBDIRECT_ERROR_ADDRESS, &failure).with_errno(failure.error.raw_os_error())
-        })
+        resolved.map_err(Failure::from)
+    }
+
+    /// Returns the address to listen on by a kind of RDMA.
+    ///
+    /// # Errors
+    /// The name cannot be resolved.
+    pub(crate) async fn resolve_listen(&self, kind: Kind) -> Result<SocketAddr, Failure> {
+        let families = Families::of(kind);
+        let resolved = transport::resolve_listen(&self.address, self.default_port, families).await;
+        resolved.map_err(Failure::from)
+    }
+}
+
+impl From<ResolveError> for Failure {
+    fn from(failure: ResolveError) -> Self {
+        let number = failure.error.raw_os_error();
+        Self::new(SMBDIRECT_ERROR_ADDRESS, &failure).with_errno(number)
     }
 }
 
@@ -46,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_a_host() {
+    fn a_peer_has_a_host() {
         for text in ["server", "10.0.0.1:1", "::1", "[fe80::1]:99"] {
             assert!(Address::parse(text, 5445).is_ok(), "{text}");
         }
@@ -58,5 +80,11 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn a_listener_needs_no_host() {
+        assert!(Address::parse_listen(":445", 5445).is_ok());
+        assert!(Address::parse_listen("", 5445).is_err());
     }
 }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use smbdirect::{Connection, ConnectionError, Message};
+use smbdirect_transport::text;
 use tokio::{sync::SetOnce, task::AbortHandle};
 
 use crate::{
@@ -23,7 +24,10 @@ use crate::{
     pointers,
     runtime::{Runtime, smbdirect_runtime},
     settings::{Prepared, smbdirect_settings},
-    status::{Failure, SMBDIRECT_ERROR_WOULD_BLOCK, call, call_status, smbdirect_error},
+    status::{
+        Failure, SMBDIRECT_ERROR_TIMED_OUT, SMBDIRECT_ERROR_WOULD_BLOCK, call, call_status,
+        smbdirect_error,
+    },
     transport,
 };
 
@@ -131,9 +135,9 @@ impl smbdirect_connection {
         address: &str,
         prepared: Prepared,
     ) -> Result<Arc<Self>, Failure> {
-        let provider = runtime.enter(|| transport::provider(runtime, &prepared.transport))?;
+        let provider = runtime.enter(|| transport::provider(runtime, &prepared.rdma))?;
         let address = Address::parse(address, provider.attributes().default_port)?;
-        let copies = transport::shares_memory(&prepared.transport);
+        let copies = transport::shares_memory(prepared.rdma.kind);
         let mut created = Self::new(runtime, copies);
         created.connecting = Some({
             let (events, streams) = (created.events.clone(), created.streams.clone());
@@ -148,10 +152,12 @@ impl smbdirect_connection {
                                 connection.set_busy_poll(prepared.busy_poll);
                                 return Ok(connection);
                             }
-                            Err(error) => last = Some(error),
+                            Err(error) => {
+                                last = Some(prepared.explained(error, address).await);
+                            }
                         }
                     }
-                    Err(last.expect("a name has at least one address").into())
+                    Err(last.expect("a name has at least one address"))
                 };
                 let connected = connecting.await;
                 if let Ok(connection) = &connected {
@@ -325,13 +331,25 @@ pub(crate) unsafe fn connect(
         )
     };
     let started = smbdirect_connection::start(&runtime, address, prepared)?;
-    match started.finish(timeout_ms) {
-        Ok(()) => Ok(started),
-        Err(failure) => {
-            started.stop_connecting();
-            Err(failure)
+    let finished = started.finish(timeout_ms);
+    finished.map_err(|failure| {
+        started.stop_connecting();
+        if started.outcome.get().is_some() {
+            return failure;
         }
-    }
+        unanswered(address, timeout_ms)
+    })?;
+    Ok(started)
+}
+
+/// Returns the failure of a connection that was not established within the timeout of the call.
+fn unanswered(address: &str, timeout_ms: i32) -> Failure {
+    let limit = text::time(Duration::from_millis(timeout_ms.unsigned_abs().into()));
+    let message = format!(
+        "{address} did not answer within {limit}; check the address, that SMB Direct listens there, and \
+         firewalls between, or give it more time"
+    );
+    Failure::new(SMBDIRECT_ERROR_TIMED_OUT, message)
 }
 
 /// Starts to connect to a peer, and returns without waiting. The arguments are those of smbdirect_connect().

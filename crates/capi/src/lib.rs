@@ -13,7 +13,7 @@
 //! | `status` | status codes, and errors with their text |
 //! | `pointers` | the table of handles, and checked access to what callers pass |
 //! | `runtime` | threads and timers, and the log |
-//! | `settings`, `transport`, `address` | how to connect, by what, and to where |
+//! | `settings`, `options`, `transport`, `address` | how to connect, by what, and to where |
 //! | `events` | completed operations, and the descriptor that announces them |
 //! | `buffer`, `borrowed` | memory of the library and memory of callers |
 //! | `connection`, `listener`, `closing` | establishing and closing |
@@ -39,6 +39,7 @@ pub mod closing;
 pub mod connection;
 pub mod events;
 pub mod listener;
+pub mod options;
 pub mod query;
 pub mod receive;
 pub mod region;

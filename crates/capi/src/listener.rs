@@ -29,8 +29,8 @@ pub struct smbdirect_listener {
     copies: bool,
 }
 
-/// Listens on an address. The arguments are those of smbdirect_connect(). Port 0 picks a free port, which
-/// smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+/// Listens on an address. The arguments are those of smbdirect_connect(); without a host, as in ":5445", it listens on
+/// every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that connect negotiate in the background.
 ///
 /// Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
 /// _SYSTEM.
@@ -49,12 +49,12 @@ pub unsafe extern "C" fn smbdirect_listen(
             let runtime = Runtime::of(runtime)?;
             let prepared = Prepared::new(settings)?;
             let text = pointers::text(address, "address")?;
-            let provider = runtime.enter(|| transport::provider(&runtime, &prepared.transport))?;
-            let address = Address::parse(text, provider.attributes().default_port)?;
+            let provider = runtime.enter(|| transport::provider(&runtime, &prepared.rdma))?;
+            let address = Address::parse_listen(text, provider.attributes().default_port)?;
             let binding = async {
-                let address = address.resolve().await?[0];
-                let listener = Listener::bind(&*provider, address, prepared.config.clone()).await?;
-                Ok::<_, Failure>(listener)
+                let address = address.resolve_listen(prepared.rdma.kind).await?;
+                let listener = Listener::bind(&*provider, address, prepared.config.clone()).await;
+                listener.map_err(|error| prepared.explained_listen(error, address))
             };
             let bound = runtime.wait(-1, Waker::noop(), binding);
             let bound = bound.expect("there is no timeout")?;
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn smbdirect_listen(
                 address: bound.local_addr().to_string(),
                 listener: Mutex::new(Some(bound)),
                 busy_poll: prepared.busy_poll,
-                copies: transport::shares_memory(&prepared.transport),
+                copies: transport::shares_memory(prepared.rdma.kind),
                 runtime,
             };
             *out = pointers::give(Arc::new(created));

@@ -1,12 +1,21 @@
 //! How to connect: the settings of both peers and of the transport.
 
-use std::{ffi::c_char, ptr, time::Duration};
+use std::{
+    ffi::c_char,
+    mem::{MaybeUninit, offset_of},
+    net::SocketAddr,
+    ptr,
+    time::Duration,
+};
 
-use smbdirect::{Config, Settings};
+use smbdirect::{Config, ConnectError, Settings, rdma::work::ProviderError};
+use smbdirect_transport::{Kind, RdmaSettings, explain_connect, explain_listen};
 
 use crate::{
+    options::{self, smbdirect_option},
     pointers,
     status::{Failure, SMBDIRECT_ERROR_INVALID},
+    transport,
 };
 
 /// The settings that suit every known peer and are the fastest among those.
@@ -23,9 +32,9 @@ pub const SMBDIRECT_PROFILE_LINUX: i32 = 2;
 pub struct smbdirect_settings {
     /// sizeof(struct smbdirect_settings).
     pub size: usize,
-    /// "iwarp" (software iWARP over TCP), "verbs" (RDMA adapters, on Linux) or "loopback" (within this
-    /// process and runtime). NULL means "iwarp". The text must stay valid until the call that uses the
-    /// settings returns.
+    /// "iwarp" (iWARP in software, over TCP), "roce" (RoCEv2 in software, over UDP), "verbs" (RDMA adapters, on
+    /// Linux) or "loopback" (within this process and runtime). NULL means "iwarp". The text must stay valid until
+    /// the call that uses the settings returns.
     pub transport: *const c_char,
     /// SendCreditTarget: number of send credits to request from the peer; at least 1.
     pub send_credit_target: u16,
@@ -50,7 +59,17 @@ pub struct smbdirect_settings {
     /// Time in microseconds that a receive polls before it sleeps, which shortens latency and costs a
     /// core. With 0 it sleeps immediately.
     pub busy_poll_us: u32,
+    /// Settings of the transport, `options_count` of them, or NULL. Of two with the same name the later one counts.
+    pub options: *const smbdirect_option,
+    /// Number of `options`.
+    pub options_count: usize,
 }
+
+/// The sizes of the settings in each version of the library, of which a program has one.
+const SIZES: [usize; 2] = [
+    offset_of!(smbdirect_settings, options),
+    size_of::<smbdirect_settings>(),
+];
 
 /// Initialises the settings with a profile, one of the SMBDIRECT_PROFILE_ values. `size` is
 /// sizeof(struct smbdirect_settings).
@@ -68,7 +87,7 @@ pub unsafe extern "C" fn smbdirect_settings_init(
         SMBDIRECT_PROFILE_LINUX => Settings::linux(),
         _ => return SMBDIRECT_ERROR_INVALID,
     };
-    if settings.is_null() || size != size_of::<smbdirect_settings>() {
+    if settings.is_null() || !SIZES.contains(&size) {
         return SMBDIRECT_ERROR_INVALID;
     }
     let milliseconds = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
@@ -86,15 +105,18 @@ pub unsafe extern "C" fn smbdirect_settings_init(
         active_negotiation_timeout_ms: milliseconds(base.active_negotiation_timeout),
         passive_negotiation_timeout_ms: milliseconds(base.passive_negotiation_timeout),
         busy_poll_us: 0,
+        options: ptr::null(),
+        options_count: 0,
     };
-    // SAFETY: the caller's memory has the size of the settings, and is valid for a write.
-    unsafe { settings.write(initial) };
+    let bytes = ptr::from_ref(&initial).cast::<u8>();
+    // SAFETY: the caller's memory has `size` bytes, which are the first ones of the settings.
+    unsafe { ptr::copy_nonoverlapping(bytes, settings.cast(), size) };
     0
 }
 
 /// The settings as the library uses them.
 pub(crate) struct Prepared {
-    pub(crate) transport: String,
+    pub(crate) rdma: RdmaSettings,
     pub(crate) config: Config,
     pub(crate) busy_poll: Duration,
 }
@@ -107,26 +129,32 @@ impl Prepared {
     pub(crate) unsafe fn new(settings: *const smbdirect_settings) -> Result<Self, Failure> {
         if settings.is_null() {
             return Ok(Self {
-                transport: "iwarp".to_owned(),
+                rdma: RdmaSettings::default(),
                 config: Config::default(),
                 busy_poll: Duration::ZERO,
             });
         }
         // SAFETY: the first field of any version of the settings is the size.
         let size = unsafe { settings.cast::<usize>().read() };
-        if size != size_of::<smbdirect_settings>() {
+        if !SIZES.contains(&size) {
             let message =
                 format!("settings of {size} bytes: initialise them with smbdirect_settings_init()");
             return Err(Failure::invalid(message));
         }
-        // SAFETY: the settings have all fields of this version.
-        let given = unsafe { &*settings };
-        let transport = if given.transport.is_null() {
-            "iwarp"
-        } else {
-            // SAFETY: the text ends with a 0 byte.
-            unsafe { pointers::text(given.transport, "transport") }?
+        let mut given = MaybeUninit::<smbdirect_settings>::zeroed();
+        // SAFETY: the settings have `size` bytes. The fields of later versions are zero: no options.
+        let given = unsafe {
+            let bytes = given.as_mut_ptr().cast::<u8>();
+            ptr::copy_nonoverlapping(settings.cast(), bytes, size);
+            given.assume_init()
         };
+        let mut rdma = RdmaSettings::default();
+        if !given.transport.is_null() {
+            // SAFETY: the text ends with a 0 byte.
+            rdma.kind = transport::kind(unsafe { pointers::text(given.transport, "transport") }?)?;
+        }
+        // SAFETY: the array has this number of options, whose texts end with a 0 byte.
+        unsafe { options::apply(given.options, given.options_count, &mut rdma) }?;
         let milliseconds = |value: u32| Duration::from_millis(value.into());
         let config = Config::new(Settings {
             send_credit_target: given.send_credit_target,
@@ -142,9 +170,26 @@ impl Prepared {
             ..Settings::default()
         })?;
         Ok(Self {
-            transport: transport.to_owned(),
+            rdma,
             config,
             busy_poll: Duration::from_micros(given.busy_poll_us.into()),
         })
+    }
+
+    /// Returns the failure of an attempt to connect, with the text of the command for the same fault.
+    pub(crate) async fn explained(&self, error: ConnectError, address: SocketAddr) -> Failure {
+        let limit = match (&error, self.rdma.kind) {
+            (ConnectError::Negotiation(_), _) => self.config.active_negotiation_timeout,
+            (_, Kind::Roce) => self.rdma.roce.connect_timeout,
+            _ => self.rdma.iwarp.connect_timeout,
+        };
+        let text = explain_connect(self.rdma.kind, &error, address, limit).await;
+        Failure::from(error).explained(&text)
+    }
+
+    /// Returns the failure of an attempt to listen, likewise.
+    pub(crate) fn explained_listen(&self, error: ProviderError, address: SocketAddr) -> Failure {
+        let text = explain_listen(&error, self.rdma.kind, address);
+        Failure::from(error).explained(&text)
     }
 }

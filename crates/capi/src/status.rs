@@ -13,6 +13,7 @@ use smbdirect::{
         work::{ProviderError, ProviderErrorKind},
     },
 };
+use smbdirect_transport::{Curable, Setting, explain_end};
 use thiserror::Error;
 
 /// The call did what it was asked for.
@@ -53,6 +54,9 @@ pub const SMBDIRECT_ERROR_FORKED: i32 = -16;
 /// A bug of the library. The text helps to report it.
 pub const SMBDIRECT_ERROR_INTERNAL: i32 = -17;
 
+/// Length of the text in [`smbdirect_error`], in bytes, with the 0 at its end.
+const MESSAGE_BYTES: usize = 252;
+
 /// Why a call failed: a status code for programs, and a text for people. The layout never changes.
 #[repr(C)]
 pub struct smbdirect_error {
@@ -65,7 +69,7 @@ pub struct smbdirect_error {
 impl smbdirect_error {
     /// Returns the error of `failure`.
     pub(crate) fn new(failure: &Failure) -> Self {
-        let mut message = [0; 252];
+        let mut message = [0; MESSAGE_BYTES];
         let text = failure.message.as_str();
         let cut = text.floor_char_boundary(message.len() - 1);
         for (to, from) in message.iter_mut().zip(text[..cut].bytes()) {
@@ -100,6 +104,22 @@ impl Failure {
     /// Adds the number of the system's error that is the cause.
     pub(crate) fn with_errno(mut self, number: Option<i32>) -> Self {
         self.errno = number.unwrap_or(0);
+        self
+    }
+
+    /// Replaces the text by one that names the address and what to try, and the setting that may help if there is room.
+    pub(crate) fn explained(mut self, error: &anyhow::Error) -> Self {
+        self.message = format!("{error:#}");
+        if let Some(curable) = error.downcast_ref::<Curable>() {
+            let setting = match curable.setting() {
+                Setting::ConnectTimeout => " (connect_timeout_ms)",
+                Setting::Kind => " (transport)",
+                Setting::UdpPort => " (udp_port, peer_udp_port)",
+            };
+            if self.message.len() + setting.len() < MESSAGE_BYTES {
+                self.message += setting;
+            }
+        }
         self
     }
 
@@ -155,7 +175,7 @@ impl From<ConnectionError> for Failure {
             ConnectionError::Provider(error) => error.os_error(),
             _ => None,
         };
-        Self::new(code, error).with_errno(number)
+        Self::new(code, explain_end(&error)).with_errno(number)
     }
 }
 
@@ -300,4 +320,11 @@ pub extern "C" fn smbdirect_strerror(code: i32) -> *const c_char {
         _ => c"unknown status code",
     };
     text.as_ptr()
+}
+
+/// Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a program
+/// was built with. A library works with programs that were built with an older header of the same soname.
+#[unsafe(no_mangle)]
+pub extern "C" fn smbdirect_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

@@ -2,50 +2,44 @@
 
 use std::sync::Arc;
 
-use smbdirect::rdma::{
-    iwarp::{Iwarp, IwarpConfig},
-    provider::Provider,
-};
+use smbdirect::rdma::provider::Provider;
+use smbdirect_transport::{Kind, Rdma, RdmaSettings};
 
 use crate::{
     runtime::Runtime,
     status::{Failure, SMBDIRECT_ERROR_UNSUPPORTED},
 };
 
-/// Returns the provider of a transport.
+/// Returns the kind of RDMA with a name.
 ///
 /// # Errors
-/// There is no such transport on this machine.
-pub(crate) fn provider(runtime: &Runtime, transport: &str) -> Result<Arc<dyn Provider>, Failure> {
-    match transport {
-        "iwarp" => Ok(Arc::new(Iwarp::new(IwarpConfig::default()))),
-        "loopback" => Ok(runtime.loopback.clone()),
-        "verbs" => verbs(),
-        other => Err(Failure::new(
-            SMBDIRECT_ERROR_UNSUPPORTED,
-            format!("there is no transport {other:?}: use iwarp, verbs or loopback"),
-        )),
+/// There is no such transport.
+pub(crate) fn kind(name: &str) -> Result<Kind, Failure> {
+    let kinds = [Kind::Iwarp, Kind::Roce, Kind::Verbs, Kind::Loopback];
+    let found = kinds.into_iter().find(|kind| kind.name() == name);
+    found.ok_or_else(|| {
+        let message = format!("there is no transport {name:?}: use iwarp, roce, verbs or loopback");
+        Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, message)
+    })
+}
+
+/// Returns the provider with these settings.
+///
+/// # Errors
+/// This machine has no RDMA adapters.
+pub(crate) fn provider(
+    runtime: &Runtime,
+    settings: &RdmaSettings,
+) -> Result<Arc<dyn Provider>, Failure> {
+    if settings.kind == Kind::Loopback {
+        return Ok(runtime.loopback.clone());
     }
+    let rdma = Rdma::new(settings.clone())
+        .map_err(|error| Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, format!("{error:#}")))?;
+    Ok(rdma.provider().clone())
 }
 
 /// Returns whether a message that was sent shares its memory with the message that is received.
-pub(crate) fn shares_memory(transport: &str) -> bool {
-    transport == "loopback"
-}
-
-#[cfg(target_os = "linux")]
-fn verbs() -> Result<Arc<dyn Provider>, Failure> {
-    use smbdirect_verbs::{Verbs, VerbsConfig};
-
-    let verbs = Verbs::new(VerbsConfig::default());
-    let verbs = verbs.map_err(|error| Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, error))?;
-    Ok(Arc::new(verbs))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn verbs() -> Result<Arc<dyn Provider>, Failure> {
-    Err(Failure::new(
-        SMBDIRECT_ERROR_UNSUPPORTED,
-        "RDMA adapters need Linux",
-    ))
+pub(crate) fn shares_memory(kind: Kind) -> bool {
+    kind == Kind::Loopback
 }

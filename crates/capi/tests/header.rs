@@ -24,7 +24,8 @@ fn check(name: &str, expected: &str) {
 }
 
 fn header() -> String {
-    let config = cbindgen::Config::from_file(folder().join("cbindgen.toml")).unwrap();
+    let mut config = cbindgen::Config::from_file(folder().join("cbindgen.toml")).unwrap();
+    config.after_includes = Some(version());
     let bindings = cbindgen::Builder::new()
         .with_crate(folder())
         .with_config(config)
@@ -32,7 +33,33 @@ fn header() -> String {
         .unwrap();
     let mut header = Vec::new();
     bindings.write(&mut header);
-    String::from_utf8(header).unwrap()
+    in_parentheses(&String::from_utf8(header).unwrap())
+}
+
+/// Returns the macros of the version.
+fn version() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let number = version.split('-').next().unwrap_or(version);
+    let parts = ["MAJOR", "MINOR", "PATCH"]
+        .into_iter()
+        .zip(number.split('.'));
+    let mut text = format!(
+        "\n/**\n * Version of this header; smbdirect_version() returns that of the library.\n */\n\
+         #define SMBDIRECT_VERSION \"{version}\"\n"
+    );
+    for (name, value) in parts {
+        text += &format!("#define SMBDIRECT_VERSION_{name} {value}\n");
+    }
+    text
+}
+
+/// Returns the header with each negative value of a macro in parentheses, so that `x MACRO` is no subtraction.
+fn in_parentheses(header: &str) -> String {
+    let lines = header.lines().map(|line| match line.rsplit_once(" -") {
+        Some((macro_, value)) if line.starts_with("#define ") => format!("{macro_} (-{value})\n"),
+        _ => format!("{line}\n"),
+    });
+    lines.collect()
 }
 
 /// Returns the functions that a header declares.

@@ -53,8 +53,23 @@ impl std::error::Error for Curable {}
 /// Longest time for the TCP connection that distinguishes an unreachable host from another service.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Explains why there is no connection by RDMA of a kind, and what to try. `limit` is the longest time that the failed
+/// step could take.
+pub async fn explain_connect(
+    kind: Kind,
+    error: &ConnectError,
+    address: SocketAddr,
+    limit: Duration,
+) -> anyhow::Error {
+    match kind {
+        Kind::Verbs => explain_verbs(error, address),
+        Kind::Roce => explain_roce(error, address),
+        Kind::Iwarp | Kind::Loopback => explain_iwarp(error, address, limit).await,
+    }
+}
+
 /// Explains why there is no connection over iWARP.
-pub(super) async fn explain_iwarp(
+async fn explain_iwarp(
     error: &ConnectError,
     address: SocketAddr,
     limit: Duration,
@@ -85,7 +100,7 @@ pub(super) async fn explain_iwarp(
 }
 
 /// Explains why there is no connection through an adapter.
-pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
     match error {
         ConnectError::Provider(error) => {
             let what = in_short(error);
@@ -111,7 +126,7 @@ pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow
 }
 
 /// Explains why there is no connection over RoCE in software.
-pub(super) fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
     match error {
         ConnectError::Provider(error) => {
             let what = in_short(error);
@@ -211,11 +226,7 @@ pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error 
 }
 
 /// Explains why this end cannot listen by RDMA of a kind, and what to try.
-pub(super) fn explain_listen(
-    error: &ProviderError,
-    kind: Kind,
-    address: SocketAddr,
-) -> anyhow::Error {
+pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) -> anyhow::Error {
     let text = in_short(error);
     let cause = error.os_error().map(io::Error::from_raw_os_error);
     // Of the errors of RoCE in software, only the error of the UDP port comes from the operating system.

@@ -23,7 +23,7 @@ pub use addresses::{
     Address, AddressError, Families, ResolveError, canonical, resolve, resolve_listen,
 };
 pub use connection::{close, connection_span, peer_span};
-pub use explain::{Curable, Setting, explain_end, limit_cure};
+pub use explain::{Curable, Setting, explain_connect, explain_end, explain_listen, limit_cure};
 pub use kind::Kind;
 pub use negotiated::{NegotiatedReport, version};
 #[cfg(target_os = "linux")]

@@ -19,7 +19,7 @@ use tracing::debug;
 use crate::{
     addresses::{Address, Families, resolve, resolve_listen},
     connection::peer_span,
-    explain::{explain_iwarp, explain_listen, explain_roce, explain_verbs},
+    explain::{explain_connect, explain_listen},
     kind::Kind,
     tcp::local_congestion_control,
 };
@@ -121,13 +121,7 @@ impl Rdma {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
-            let fault = match self.kind {
-                Kind::Verbs => explain_verbs(&error, address),
-                Kind::Roce => explain_roce(&error, address),
-                Kind::Iwarp | Kind::Loopback => {
-                    explain_iwarp(&error, address, self.connect_timeout).await
-                }
-            };
+            let fault = explain_connect(self.kind, &error, address, self.connect_timeout).await;
             peer_span(address).in_scope(|| debug!("{fault:#}"));
             last = Some(fault);
         }

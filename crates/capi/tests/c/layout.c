@@ -28,6 +28,11 @@ int main(void)
     FIELD(smbdirect_settings, active_negotiation_timeout_ms);
     FIELD(smbdirect_settings, passive_negotiation_timeout_ms);
     FIELD(smbdirect_settings, busy_poll_us);
+    FIELD(smbdirect_settings, options);
+    FIELD(smbdirect_settings, options_count);
+    SIZE(smbdirect_option);
+    FIELD(smbdirect_option, name);
+    FIELD(smbdirect_option, value);
     SIZE(smbdirect_connection_info);
     FIELD(smbdirect_connection_info, size);
     FIELD(smbdirect_connection_info, local_address);

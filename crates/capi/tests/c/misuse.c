@@ -43,6 +43,7 @@ int main(void)
     struct smbdirect_message *message;
     struct smbdirect_connection_info info;
     char address[SMBDIRECT_ADDRESS_LENGTH], text[] = "0123456789", little[4], room[64];
+    struct smbdirect_option options[] = { { "udp_port", "14791" }, { "ird", "many" } };
     struct iovec part = { text, 10 }, small = { little, 4 }, large = { room, sizeof room };
     int fd;
 
@@ -61,10 +62,16 @@ int main(void)
     CHECK(smbdirect_buffer_data(NULL) == NULL && smbdirect_buffer_length(NULL) == 0);
     CHECK(strcmp(smbdirect_strerror(SMBDIRECT_ERROR_TIMED_OUT), "timed out") == 0);
     CHECK(smbdirect_strerror(77) != NULL);
+    CHECK(strcmp(smbdirect_version(), SMBDIRECT_VERSION) == 0);
 
     /* Settings and addresses are checked. */
     CHECK(smbdirect_settings_init(&settings, sizeof settings - 1, 0) == SMBDIRECT_ERROR_INVALID);
     CHECK(smbdirect_settings_init(&settings, sizeof settings, 9) == SMBDIRECT_ERROR_INVALID);
+    /* A program of the first version knows no options, and its memory ends before them. */
+    memset(&settings, 0x55, sizeof settings);
+    CHECK(smbdirect_settings_init(&settings, offsetof(struct smbdirect_settings, options), 0) == 0);
+    CHECK(settings.options_count == (size_t)0x5555555555555555 && settings.busy_poll_us == 0);
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 5000, &client, &error) == SMBDIRECT_ERROR_REFUSED);
     CHECK(smbdirect_settings_init(&settings, sizeof settings, SMBDIRECT_PROFILE_LINUX) == 0);
     settings.max_send_size = 1;
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error)
@@ -73,6 +80,16 @@ int main(void)
     settings.max_send_size = 1364;
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error)
           == SMBDIRECT_ERROR_UNSUPPORTED);
+    settings.transport = NULL;
+    settings.options = options;
+    settings.options_count = 2;
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
+    CHECK(strstr(error.message, "udp_port") != NULL);
+    settings.transport = "roce";
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
+    CHECK(strcmp(error.message, "ird is \"many\", not a number from 0 to 128") == 0);
+    settings.options = NULL;
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
     CHECK(smbdirect_connect(NULL, "[::1", NULL, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", NULL, 5000, &client, &error)
           == SMBDIRECT_ERROR_REFUSED);
@@ -163,6 +180,9 @@ int main(void)
     CHECK(getsockname(listening, (struct sockaddr *)&silent, &silent_length) == 0);
     char silent_address[32];
     snprintf(silent_address, sizeof silent_address, "127.0.0.1:%d", ntohs(silent.sin_port));
+    CHECK(smbdirect_connect(NULL, silent_address, NULL, 50, &client, &error) == SMBDIRECT_ERROR_TIMED_OUT);
+    CHECK(strstr(error.message, silent_address) == error.message);
+    CHECK(strstr(error.message, " did not answer within 50.0 ms; check the address") != NULL);
     CHECK(smbdirect_connect_start(NULL, silent_address, NULL, &client, &error) == 0);
     CHECK(smbdirect_send(client, &part, 1, 0, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
     smbdirect_connection_free(client);
