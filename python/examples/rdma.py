@@ -1,7 +1,7 @@
 """Remote memory with blocking calls: `rdma.py listen ADDRESS` registers memory and sends its descriptor, and
-`rdma.py connect ADDRESS` reads it by RDMA Read, writes half of it by RDMA Write, and ends the registration. The
-examples in C and Rust do the same, so each end works with any of them; the connecting end also uses the memory of
-`smbdirect listen --memory`."""
+`rdma.py connect ADDRESS` reads it by RDMA Read, writes half of it by RDMA Write, and ends the registration. A third
+argument is the transport. The examples in C and Rust do the same, so each end works with any of them; the connecting
+end also uses the memory of `smbdirect listen --memory`."""
 
 import sys
 
@@ -10,8 +10,8 @@ import smbdirect
 LENGTH = 1 << 20
 
 
-def listen(address):
-    with smbdirect.listen(address) as listener:
+def listen(address, transport="iwarp"):
+    with smbdirect.listen(address, transport=transport) as listener:
         print(f"listening on {listener.address}", flush=True)
         connection = listener.accept(timeout=30)
     with connection:
@@ -26,8 +26,8 @@ def listen(address):
         print(f"the peer wrote half of {LENGTH} bytes and ended its access")
 
 
-def connect(address):
-    with smbdirect.connect(address, timeout=10) as connection:
+def connect(address, transport="iwarp"):
+    with smbdirect.connect(address, transport=transport, timeout=10) as connection:
         memory = smbdirect.Descriptor.decode(connection.recv(timeout=30))
         half = memory.length // 2
         before = connection.read(memory, memory.length, timeout=30)
@@ -47,6 +47,6 @@ def connect(address):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("listen", "connect"):
-        sys.exit("usage: rdma.py listen|connect ADDRESS")
-    {"listen": listen, "connect": connect}[sys.argv[1]](sys.argv[2])
+    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("listen", "connect"):
+        sys.exit("usage: rdma.py listen|connect ADDRESS [TRANSPORT]")
+    {"listen": listen, "connect": connect}[sys.argv[1]](*sys.argv[2:])

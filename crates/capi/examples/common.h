@@ -11,15 +11,27 @@ static inline void fail(const char *what, const struct smbdirect_error *error)
     exit(1);
 }
 
-/* Listens on an address, prints the actual one, and returns the first connection. */
-static inline struct smbdirect_connection *accept_one(const char *address)
+/* Returns the default settings of a transport, such as "iwarp" or "roce"; NULL is that of the library. */
+static inline struct smbdirect_settings settings_of(const char *transport)
 {
+    struct smbdirect_settings settings;
+
+    if (smbdirect_settings_init(&settings, sizeof settings, SMBDIRECT_PROFILE_DEFAULT) != 0)
+        exit(1);
+    settings.transport = transport;
+    return settings;
+}
+
+/* Listens on an address, prints the actual one, and returns the first connection. */
+static inline struct smbdirect_connection *accept_one(const char *address, const char *transport)
+{
+    struct smbdirect_settings settings = settings_of(transport);
     struct smbdirect_listener *listener;
     struct smbdirect_connection *connection;
     struct smbdirect_error error;
     char actual[SMBDIRECT_ADDRESS_LENGTH];
 
-    if (smbdirect_listen(NULL, address, NULL, &listener, &error) != 0)
+    if (smbdirect_listen(NULL, address, &settings, &listener, &error) != 0)
         fail("listen", &error);
     if (smbdirect_listener_address(listener, actual, sizeof actual, &error) != 0)
         fail("listener address", &error);
@@ -32,12 +44,13 @@ static inline struct smbdirect_connection *accept_one(const char *address)
 }
 
 /* Connects within ten seconds. */
-static inline struct smbdirect_connection *connect_to(const char *address)
+static inline struct smbdirect_connection *connect_to(const char *address, const char *transport)
 {
+    struct smbdirect_settings settings = settings_of(transport);
     struct smbdirect_connection *connection;
     struct smbdirect_error error;
 
-    if (smbdirect_connect(NULL, address, NULL, 10000, &connection, &error) != 0)
+    if (smbdirect_connect(NULL, address, &settings, 10000, &connection, &error) != 0)
         fail("connect", &error);
     return connection;
 }

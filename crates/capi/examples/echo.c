@@ -3,9 +3,9 @@
  * end works with any of them, and with `smbdirect listen --echo`. */
 #include "common.h"
 
-static void serve(const char *address)
+static void serve(const char *address, const char *transport)
 {
-    struct smbdirect_connection *connection = accept_one(address);
+    struct smbdirect_connection *connection = accept_one(address, transport);
     struct smbdirect_message *message;
     struct smbdirect_error error;
     int received;
@@ -24,10 +24,10 @@ static void serve(const char *address)
     smbdirect_connection_free(connection);
 }
 
-static void ask(const char *address)
+static void ask(const char *address, const char *transport)
 {
     static const size_t lengths[] = { 1, 64, 1364, 8192, 100000, 1000000 };
-    struct smbdirect_connection *connection = connect_to(address);
+    struct smbdirect_connection *connection = connect_to(address, transport);
     struct smbdirect_error error;
     uint64_t round_trip;
 
@@ -63,11 +63,13 @@ static void ask(const char *address)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "listen") == 0)
-        serve(argv[2]);
-    else if (argc == 3 && strcmp(argv[1], "connect") == 0)
-        ask(argv[2]);
+    const char *transport = argc == 4 ? argv[3] : NULL;
+
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "listen") == 0)
+        serve(argv[2], transport);
+    else if ((argc == 3 || argc == 4) && strcmp(argv[1], "connect") == 0)
+        ask(argv[2], transport);
     else
-        return fprintf(stderr, "usage: echo listen|connect ADDRESS\n"), 2;
+        return fprintf(stderr, "usage: echo listen|connect ADDRESS [TRANSPORT]\n"), 2;
     return 0;
 }

@@ -5,9 +5,9 @@
 
 enum { LENGTH = 1 << 20 };
 
-static void serve(const char *address)
+static void serve(const char *address, const char *transport)
 {
-    struct smbdirect_connection *connection = accept_one(address);
+    struct smbdirect_connection *connection = accept_one(address, transport);
     struct smbdirect_buffer *buffer = smbdirect_buffer_new(LENGTH);
     struct smbdirect_buffer_descriptor descriptor;
     struct smbdirect_region *region;
@@ -52,9 +52,9 @@ static void serve(const char *address)
     smbdirect_connection_free(connection);
 }
 
-static void use(const char *address)
+static void use(const char *address, const char *transport)
 {
-    struct smbdirect_connection *connection = connect_to(address);
+    struct smbdirect_connection *connection = connect_to(address, transport);
     struct smbdirect_buffer_descriptor descriptor;
     struct smbdirect_error error;
     unsigned char encoded[16];
@@ -95,11 +95,13 @@ static void use(const char *address)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "listen") == 0)
-        serve(argv[2]);
-    else if (argc == 3 && strcmp(argv[1], "connect") == 0)
-        use(argv[2]);
+    const char *transport = argc == 4 ? argv[3] : NULL;
+
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "listen") == 0)
+        serve(argv[2], transport);
+    else if ((argc == 3 || argc == 4) && strcmp(argv[1], "connect") == 0)
+        use(argv[2], transport);
     else
-        return fprintf(stderr, "usage: rdma listen|connect ADDRESS\n"), 2;
+        return fprintf(stderr, "usage: rdma listen|connect ADDRESS [TRANSPORT]\n"), 2;
     return 0;
 }

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::OnceLock,
@@ -202,10 +203,17 @@ fn start_listening(listen: &mut Command) -> (Child, String, BufReader<ChildStdou
     (listener, address.to_owned(), stdout)
 }
 
-/// Runs both ends of an example, and returns what they have printed.
-fn run_ends(name: &str, mut listen: Command, mut connect: Command) -> String {
-    let (listener, address, mut stdout) = start_listening(listen.args(["listen", "127.0.0.1:0"]));
-    let client = start(connect.args(["connect", &address]));
+/// Runs both ends of an example by a transport, and returns what they have printed.
+fn run_ends(name: &str, transport: &str, mut listen: Command, mut connect: Command) -> String {
+    // The examples without a third argument use iWARP. RoCE has an address of its own, whose UDP port no other test
+    // uses.
+    let (address, third) = match transport {
+        "iwarp" => ("127.0.0.1:0", None),
+        _ => ("127.0.77.1:0", Some(transport)),
+    };
+    let listen = listen.args(["listen", address]).args(third);
+    let (listener, address, mut stdout) = start_listening(listen);
+    let client = start(connect.args(["connect", &address]).args(third));
     let said = finish(client, name, String::new());
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
@@ -219,27 +227,85 @@ fn run_pair(name: &str, tool: &[&str]) {
     let Some(folder) = programs() else {
         return;
     };
-    let printed = run_ends(name, end(folder, name, tool), end(folder, name, tool));
+    let printed = run_ends(
+        name,
+        "iwarp",
+        end(folder, name, tool),
+        end(folder, name, tool),
+    );
     println!("{printed}");
 }
 
-/// Each end of the examples in C, Rust and Python works with the other end in each language.
+/// Each end of the examples in C, Rust and Python works with the other end in each language, by iWARP and by RoCE.
 #[test]
 fn examples_in_all_languages_work_with_each_other() {
     for (name, line) in [
         ("echo", "1000000 bytes came back"),
         ("rdma", "and wrote 524288"),
     ] {
-        for listening in 0..ends(name).len() {
-            for connecting in 0..ends(name).len() {
+        let count = ends(name).len();
+        let pairs = (0..count).flat_map(|listening| (0..count).map(move |it| (listening, it)));
+        for (listening, connecting) in pairs {
+            for transport in ["iwarp", "roce"] {
                 let (listener, listen) = ends(name).swap_remove(listening);
                 let (client, connect) = ends(name).swap_remove(connecting);
-                let pair = format!("{name}, {client} to {listener}");
-                let said = run_ends(&pair, listen, connect);
+                let pair = format!("{name} by {transport}, {client} to {listener}");
+                let said = run_ends(&pair, transport, listen, connect);
                 assert!(said.contains(line), "{pair}: {said}");
                 println!("{pair}: works");
             }
         }
+    }
+}
+
+/// A call that fails has the text of the command for the same fault, which names the address and what to try.
+#[test]
+fn errors_are_those_of_the_command() {
+    let (Some(folder), Some(command)) = (programs(), built("smbdirect")) else {
+        return;
+    };
+    let other_service = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = other_service.local_addr().unwrap().to_string();
+    thread::spawn(move || other_service.incoming().for_each(drop));
+    let failed = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{command:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        let (_, text) = text.trim_end().split_once(": ").unwrap();
+        // Each interface has names of its own for the setting that may help.
+        let text = text.strip_suffix(')').unwrap_or(text);
+        text.split(" (--").next().unwrap().to_owned()
+    };
+    for (role, address, transport, cure) in [
+        ("connect", "127.0.0.1:1", "iwarp", "check the port"),
+        ("connect", &*taken, "iwarp", "is it an SMB Direct listener?"),
+        ("connect", "name.invalid", "iwarp", "check the name"),
+        ("connect", "127.0.77.2:1", "roce", "start one there"),
+        ("listen", &*taken, "iwarp", "give another port"),
+        (
+            "listen",
+            "192.0.2.1:5445",
+            "iwarp",
+            "not an address of this",
+        ),
+        ("listen", "192.0.2.1:445", "roce", "not an address of this"),
+    ] {
+        let words: &[_] = match role {
+            "connect" => &["ping"],
+            _ => &["listen", "--echo"],
+        };
+        let mut like = Command::new(&command);
+        let like = like.args(words).args([address, "--transport", transport]);
+        let of_command = failed(like);
+        let mut program = end(folder, "echo", &[]);
+        let program = program.env("LD_LIBRARY_PATH", libraries());
+        let of_library = failed(program.args([role, address, transport]));
+        assert!(
+            of_library.starts_with(&of_command),
+            "{of_library}\n{of_command}"
+        );
+        assert!(of_library.contains(cure), "{of_library}");
+        println!("{of_library}");
     }
 }
 
@@ -349,6 +415,7 @@ fn programs_are_clean_under_sanitizers() {
     compile(folder.path(), "examples/rdma.c", &flags);
     let printed = run_ends(
         "rdma",
+        "iwarp",
         end(folder.path(), "rdma", &[]),
         end(folder.path(), "rdma", &[]),
     );

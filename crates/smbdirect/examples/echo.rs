@@ -1,9 +1,11 @@
-//! Messages, between two machines over TCP:
+//! Messages, between two machines, by iWARP over TCP or by RoCE over UDP:
 //!
 //! ```sh
 //! cargo run --example echo -- listen 127.0.0.1:5445
 //! cargo run --example echo -- connect 127.0.0.1:5445
 //! ```
+//!
+//! With `roce` as the third argument both ends use RoCE.
 //!
 //! The listening end returns each message of one peer, and the connecting end compares what comes back. The
 //! examples in C and Python do the same, so each end works with any of them, and with `smbdirect listen --echo`.
@@ -12,24 +14,29 @@ use std::error::Error;
 
 use smbdirect::{
     Config, Connection, ConnectionError, Listener,
-    rdma::iwarp::{Iwarp, IwarpConfig},
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        provider::Provider,
+        roce::{Roce, RoceConfig},
+    },
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let provider = Iwarp::new(IwarpConfig::default());
-    match &arguments[..] {
-        [role, address] if role == "listen" => {
-            let mut listener = Listener::bind(&provider, address, Config::default()).await?;
-            println!("listening on {}", listener.local_addr());
-            serve(listener.accept().await?).await
+    let (role, address, provider): (_, _, Box<dyn Provider>) = match &arguments[..] {
+        [role, address] => (role, address, Box::new(Iwarp::new(IwarpConfig::default()))),
+        [role, address, kind] if kind == "roce" => {
+            (role, address, Box::new(Roce::new(RoceConfig::default())))
         }
-        [role, address] if role == "connect" => {
-            let connection = Connection::connect(&provider, address, Config::default());
-            ask(connection.await?).await
-        }
-        _ => Err("give `listen ADDRESS:PORT` or `connect ADDRESS:PORT`".into()),
+        _ => return Err("give `listen` or `connect`, ADDRESS:PORT, and `roce` for RoCE".into()),
+    };
+    if role == "listen" {
+        let mut listener = Listener::bind(&*provider, address, Config::default()).await?;
+        println!("listening on {}", listener.local_addr());
+        serve(listener.accept().await?).await
+    } else {
+        ask(Connection::connect(&*provider, address, Config::default()).await?).await
     }
 }
 

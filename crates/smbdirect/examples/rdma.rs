@@ -1,9 +1,11 @@
-//! Remote memory, between two machines over TCP:
+//! Remote memory, between two machines, by iWARP over TCP or by RoCE over UDP:
 //!
 //! ```sh
 //! cargo run --example rdma -- listen 127.0.0.1:5445
 //! cargo run --example rdma -- connect 127.0.0.1:5445
 //! ```
+//!
+//! With `roce` as the third argument both ends use RoCE.
 //!
 //! The listening end registers a buffer and sends its descriptor. The message format is up to the program; here
 //! it is the 16 bytes of the descriptor. The connecting end reads the buffer by RDMA Read, writes half of it by
@@ -15,7 +17,11 @@ use std::error::Error;
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, BufferDescriptorV1, Config, Connection, Listener, TransferFault,
-    rdma::iwarp::{Iwarp, IwarpConfig},
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        provider::Provider,
+        roce::{Roce, RoceConfig},
+    },
 };
 
 /// Length of the buffer in bytes.
@@ -24,18 +30,19 @@ const LENGTH: usize = 1 << 20;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let provider = Iwarp::new(IwarpConfig::default());
-    match &arguments[..] {
-        [role, address] if role == "listen" => {
-            let mut listener = Listener::bind(&provider, address, Config::default()).await?;
-            println!("listening on {}", listener.local_addr());
-            serve(listener.accept().await?).await
+    let (role, address, provider): (_, _, Box<dyn Provider>) = match &arguments[..] {
+        [role, address] => (role, address, Box::new(Iwarp::new(IwarpConfig::default()))),
+        [role, address, kind] if kind == "roce" => {
+            (role, address, Box::new(Roce::new(RoceConfig::default())))
         }
-        [role, address] if role == "connect" => {
-            let connection = Connection::connect(&provider, address, Config::default());
-            ask(connection.await?).await
-        }
-        _ => Err("give `listen ADDRESS:PORT` or `connect ADDRESS:PORT`".into()),
+        _ => return Err("give `listen` or `connect`, ADDRESS:PORT, and `roce` for RoCE".into()),
+    };
+    if role == "listen" {
+        let mut listener = Listener::bind(&*provider, address, Config::default()).await?;
+        println!("listening on {}", listener.local_addr());
+        serve(listener.accept().await?).await
+    } else {
+        ask(Connection::connect(&*provider, address, Config::default()).await?).await
     }
 }
 

@@ -61,7 +61,7 @@ int main(void)
     if (smbdirect_listen(NULL, "127.0.0.1:0", NULL, &listener, &error) != 0
         || smbdirect_listener_address(listener, address, sizeof address, &error) != 0)
         fail("listen", &error);
-    inherited = connect_to(address);
+    inherited = connect_to(address, NULL);
     if (smbdirect_accept(listener, 10000, &server, &error) != 0)
         fail("accept", &error);
     pid_t child = fork();
@@ -72,7 +72,7 @@ int main(void)
             _exit(3);
         smbdirect_connection_free(inherited);
         smbdirect_listener_free(listener);
-        own = connect_to(address);
+        own = connect_to(address, NULL);
         if (smbdirect_send(own, &out, 1, 10000, &error) != 0
             || smbdirect_recv(own, &in, 1, 10000, NULL, &error) != sizeof text)
             _exit(4);

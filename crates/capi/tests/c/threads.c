@@ -47,7 +47,7 @@ int main(void)
     if (smbdirect_listen(NULL, "127.0.0.1:0", NULL, &listener, &error) != 0
         || smbdirect_listener_address(listener, address, sizeof address, &error) != 0)
         fail("listen", &error);
-    client = connect_to(address);
+    client = connect_to(address, NULL);
     if (smbdirect_accept(listener, 10000, &server, &error) != 0)
         fail("accept", &error);
     for (int i = 0; i < THREADS; i++) {

@@ -27,7 +27,7 @@ static void accepting(void)
     /* The program goes on with its loop, in which the next call does not wait. */
     if (readable(fd, 0))
         CHECK(smbdirect_accept(listener, 0, &server, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
-    client = connect_to(address);
+    client = connect_to(address, NULL);
     CHECK(readable(fd, 10000));
     CHECK(smbdirect_accept(listener, 10000, &server, &error) == 0);
     smbdirect_connection_free(client);
