@@ -1,21 +1,21 @@
-//! The rule by which the deadlines of a peer are judged.
+//! The rule for checking the deadlines of a peer.
 //!
-//! A stall of this process is not the peer's fault. A blocked thread, SIGSTOP, a debugger or a suspended
-//! machine delays the judgement, while the answer of the peer is in the socket, or the question is still in
-//! this process. Therefore:
+//! A stall of this process is not the peer's fault. A blocked thread, SIGSTOP, a debugger or a suspended machine
+//! delays the check of a deadline, while the answer of the peer is already in the socket, or the request is still
+//! in this process. Therefore:
 //!
-//! 1. The caller takes what can be read before it judges a deadline.
-//! 2. A deadline that is judged late is postponed by a second instead, and so is one before which not
-//!    everything could be read.
-//! 3. A deadline is postponed at most three times, so that a peer that keeps this end busy
-//!    cannot postpone it without end.
+//! 1. The caller reads everything that has arrived before it checks a deadline.
+//! 2. A deadline that is checked late is postponed by one second, and so is a deadline before which not everything
+//!    could be read.
+//! 3. A deadline is postponed at most three times, so that a peer that keeps this end busy cannot postpone it
+//!    without end.
 
 use std::time::{Duration, Instant};
 
-/// Time after a deadline from which its judgement counts as late. Timers of a process that runs fire sooner, on a
-/// busy machine too, and a shorter stall matters little beside deadlines of seconds.
+/// Time after a deadline from which its check counts as late. While the process runs, timers fire sooner even on
+/// a busy machine, and a shorter stall matters little compared with deadlines of seconds.
 const LATE: Duration = Duration::from_millis(100);
-/// Time that a peer gets after a stall: some round trips and a retransmission.
+/// Time by which a deadline is postponed: enough for some round trips and a retransmission.
 const GRACE: Duration = Duration::from_secs(1);
 /// Number of times that one deadline is postponed.
 const MAX_POSTPONEMENTS: u8 = 3;
@@ -36,7 +36,7 @@ const MAX_POSTPONEMENTS: u8 = 3;
 pub struct Postponements(u8);
 
 impl Postponements {
-    /// Returns the time to which the deadline `due` is postponed, or `None` if it counts at `now`.
+    /// Returns the time to which the deadline `due` is postponed, or `None` if the deadline applies at `now`.
     /// `all_read` is false if there may be more to read from the peer.
     pub fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> Option<Instant> {
         let is_late = now.saturating_duration_since(due) > LATE;
@@ -86,7 +86,7 @@ mod of_tokio {
         }
 
         /// Returns whether the deadline has passed. If not, `context` is woken at the deadline. The caller has
-        /// taken what can be read; `all_read` is false if there may be more.
+        /// read what has arrived; `all_read` is false if there may be more.
         pub fn has_passed(&mut self, context: &mut Context<'_>, all_read: bool) -> bool {
             while pin!(unconstrained(self.sleep.as_mut()))
                 .poll(context)
@@ -105,8 +105,8 @@ mod of_tokio {
         }
     }
 
-    /// Returns the output of `future`, or `None` if it has none within `limit`. A stall of this process over the limit
-    /// gives it a second more.
+    /// Returns the output of `future`, or `None` if it has none within `limit`. If this process stalls past the
+    /// limit, the future gets one more second.
     ///
     /// # Cancel safety
     /// Dropping the future drops `future`.
@@ -153,7 +153,7 @@ mod tests {
         let start = Instant::now();
         assert_eq!(within(second, sleep(5 * second)).await, None);
         assert_eq!(start.elapsed(), second);
-        // The clock jumps over the deadline: the future has a second more.
+        // The clock jumps over the deadline, so the future gets one more second.
         for (takes, output) in [(second * 3 / 2, Some(())), (3 * second, None)] {
             let mut future = Box::pin(within(second, async {
                 sleep(second / 2).await;

@@ -185,7 +185,7 @@ impl MemoryTable {
         for _ in 0..64 {
             let Ok(random) = getrandom::u64() else { break };
             let token = Token((random >> 32) as u32);
-            // 32 random bits above the alignment: no buffer reaches the end of the address space.
+            // The random bits of the base end at bit 43, so no buffer reaches the end of the address space.
             let base = u64::from(random as u32) * BASE_ALIGNMENT;
             if token.0 < LOWEST_TOKEN {
                 continue;
@@ -262,7 +262,7 @@ impl MemoryTable {
         }
     }
 
-    /// Invalidates a token on behalf of the peer. A token may be invalidated again.
+    /// Invalidates a token on behalf of the peer. Invalidating a token again is not an error.
     ///
     /// # Errors
     /// Returns an error if the token is unknown, or if its registration does not allow remote

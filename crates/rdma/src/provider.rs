@@ -5,7 +5,7 @@
 //! polls, and is woken through the context of its last poll.
 //!
 //! This interface and the types of [`work`](super::work) and [`memory`](super::memory) may change in any release:
-//! they are exempt from the promise of stability of the rest of the crate.
+//! they are exempt from the promise of stability of `smbdirect`.
 //!
 //! The library polls [`Provider::connect`] and [`IncomingRequest::accept`] in the tracing span of the
 //! connection. It calls a queue pair in any span: a queue pair that logs keeps `Span::current()`
@@ -56,7 +56,7 @@ pub trait Provider: Send + Sync + fmt::Debug {
 pub struct ProviderAttributes {
     /// The name for logs and reports: `iwarp`, `roce`, `loopback` or `verbs`.
     pub name: &'static str,
-    /// The port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (1.9).
+    /// The port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (section 1.9).
     pub default_port: u16,
     /// The highest limits of a connection. The peer may lower them.
     pub limits: Limits,
@@ -153,8 +153,8 @@ pub trait QueuePair: Send + fmt::Debug {
     /// Returns how much work may be posted now.
     fn room(&self) -> Room;
 
-    /// Queues `work`. Nothing is sent before [`flush`](Self::flush), and a receive may not be
-    /// available to the peer before then.
+    /// Queues `work`. Nothing is sent before [`flush`](Self::flush), and the peer may be unable to use a receive
+    /// before then.
     ///
     /// On a connection that has ended, the request completes as flushed. After
     /// [`Completion::Disconnected`] was returned, it is dropped.
@@ -163,9 +163,9 @@ pub trait QueuePair: Send + fmt::Debug {
     /// May panic if there is no [`room`](Self::room) for the work.
     fn post(&mut self, work: WorkRequest);
 
-    /// Hands queued work to the wire, as much as the wire takes. The context is woken when more of
-    /// it can be sent. Until the next flush, neither this call nor a poll sends more once the total
-    /// number of bytes sent ([`Usage::sent`]) has reached `until`.
+    /// Sends as much of the queued work as possible. The context is woken when more can be sent. Until the next
+    /// flush, neither this call nor a poll sends more once the total number of bytes sent ([`Usage::sent`]) has
+    /// reached `until`.
     fn flush(&mut self, context: &mut Context<'_>, until: u64);
 
     /// Returns the next completion. If there is none, and [`needs_poll`](Self::needs_poll) is false,
@@ -225,14 +225,15 @@ pub trait QueuePair: Send + fmt::Debug {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes sent so far: payloads with the headers and checksums of RDMA, without the headers of TCP, UDP and
-    /// IP, and including retransmitted bytes. In process, headers of SMB Direct and payloads.
+    /// IP, and including retransmitted bytes. For two ends in one process, the headers of SMB Direct and the
+    /// payloads.
     pub sent: u64,
     /// Bytes received so far, counted in the same way.
     pub received: u64,
     /// About how many bytes of memory are in use because received messages have readers: the whole buffers of
     /// which the messages are a part, whether the owner or a later receiver of the bytes holds them. The owner
-    /// then copies short messages, so that a reader of few bytes does not keep many. Zero if each message has
-    /// memory of its own.
+    /// then copies short messages, so that a reader of few bytes does not keep many bytes in use. Zero if each
+    /// message has memory of its own.
     pub lent: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Functions that the async layer needs of the runtime and of sockets, and that their interfaces do not offer.
+//! Functions for the runtime and for sockets that the async layer needs and that tokio does not offer.
 
 use std::{
     fmt,

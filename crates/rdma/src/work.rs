@@ -57,7 +57,7 @@ bitflags! {
     }
 }
 
-/// A few bytes without an allocation: the header before a payload.
+/// A few bytes that need no allocation, such as the header before a payload.
 // Moves of this struct load 8 or 16 bytes, and such a load stalls if it overlaps a recent store of
 // fewer bytes. So the length has 8 bytes, at a multiple of 8 on every target.
 #[derive(Clone, Copy)]
@@ -228,9 +228,9 @@ impl WorkRequest {
 #[derive(Debug)]
 #[repr(u32)]
 pub enum Completion {
-    /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with
-    /// the other bytes. Only providers that receive the two separately return it. The other bytes
-    /// are not copied, unless the payload of the message begins in these first bytes.
+    /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with the other
+    /// bytes. Only providers that receive the head separately return it. The other bytes are not copied, unless
+    /// the payload of the message begins in these first bytes.
     Head(Inline),
     /// A message arrived and took the oldest posted receive.
     Received {
@@ -319,7 +319,7 @@ pub enum ProviderErrorKind {
     Rejected,
     /// The peer did not answer in time.
     TimedOut,
-    /// The peer or the network between has failed.
+    /// The peer, or the network between the two ends, has failed.
     Reset,
     /// The peer violated the RDMA protocol. The description names the rule.
     Protocol,
@@ -358,7 +358,7 @@ impl ProviderError {
         }
     }
 
-    /// Adds the number of an error of the operating system, such as `std::io::Error::raw_os_error` returns it.
+    /// Adds the number of an error of the operating system, as `std::io::Error::raw_os_error` returns it.
     #[must_use]
     pub fn with_os_error(mut self, number: Option<i32>) -> Self {
         let number = number.and_then(|number| u16::try_from(number).ok());

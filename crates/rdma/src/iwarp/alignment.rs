@@ -52,9 +52,10 @@ pub enum FpduAlignment {
 /// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
 /// arrived out of order are options of up to four blocks.
 const TCP_OPTION_RESERVE_BYTES: u32 = 36;
-/// The longest record, in bytes. Linux cuts a longer write into transmissions of 64 KiB anyway.
+/// The longest record, in bytes. A longer one gains nothing, because Linux cuts each write into transmissions of
+/// at most 64 KiB.
 const MAX_RECORD_BYTES: usize = 256 * 1024;
-/// The most FPDUs in a record. Each takes up to two slices of a write.
+/// The most FPDUs in a record. Each takes up to two of the 256 slices of a write.
 const MAX_RECORD_FPDUS: usize = 120;
 /// How long FPDUs leave room for TCP options after a segment arrived out of order.
 const OPTIONS_PERIOD: Duration = Duration::from_secs(1);
@@ -106,12 +107,12 @@ pub(super) struct Alignment {
     largest_window: u32,
     /// The count of segments that had arrived out of order at the last report.
     out_of_order: u32,
-    /// When FPDUs need no longer leave room for TCP options.
+    /// The time until which FPDUs leave room for TCP options; `None` if they leave none.
     options_until: Option<Instant>,
 }
 
 impl Alignment {
-    /// Creates the state of a connection. With `runs` FPDUs may form runs.
+    /// Creates the state of a new connection. `runs` permits runs of FPDUs.
     pub(super) const fn new(runs: bool) -> Self {
         Self {
             runs,
@@ -177,7 +178,8 @@ impl Alignment {
         if self.base.is_none() && window.all_acknowledged {
             self.base = Some(window.acknowledged.wrapping_sub(written));
         }
-        // Until the count is known, only the startup frame is unacknowledged, which is short.
+        // Until the startup frame is acknowledged, the count at the start of the stream is not known. Half of the
+        // window leaves room for that frame, which is short.
         let Some(base) = self.base else {
             return window.bytes as usize / 2;
         };
@@ -231,11 +233,12 @@ impl FpduEnds {
         self.ends.front().map(|end| (end - written) as usize)
     }
 
-    /// Returns the length of the next record, or `None` if no FPDU waits or the first one has no room.
+    /// Returns the length of the next record, or `None` if no FPDU waits or the window has no room for the first
+    /// one.
     pub(super) fn record(&self, written: u64, run: Option<usize>, room: usize) -> Option<usize> {
         let first = self.rest(written)?;
-        // A write ended within this FPDU. The bytes after that write begin a new record, because the segments of
-        // the next record are counted from its start.
+        // A write ended within this FPDU. The rest of the FPDU is a record of its own, so that the next record
+        // begins with an FPDU.
         if written > self.start {
             return Some(first);
         }
@@ -382,7 +385,7 @@ mod tests {
         let cut = alignment.cut(state(1000, 0), 0, clock_is_not_read);
         assert_eq!((cut.max_fpdu, cut.run), (1000, None));
         assert!(alignment.exceeds_windows(1001) && !alignment.exceeds_windows(1000));
-        // A window that is small now was larger at an earlier time.
+        // The largest window so far decides, even if the window is small now.
         let cut = alignment.cut(state(60_000, 0), 0, clock_is_not_read);
         assert_eq!((cut.max_fpdu, cut.run), (1448, Some(1448)));
         let cut = alignment.cut(state(1000, 0), 0, clock_is_not_read);
@@ -449,7 +452,7 @@ mod tests {
                 &[1024, 2024, 24],
             ),
             (&[24, 28, 1000], full, ALL, &[24, 28, 1000]),
-            // FPDUs that were made for longer or shorter segments.
+            // These FPDUs were made for longer or shorter segments.
             (
                 &[1000, 1200, 1200, 1000],
                 full,
@@ -457,7 +460,7 @@ mod tests {
                 &[1000, 1200, 1200, 1000],
             ),
             (&[800, 800, 1000, 1000], full, ALL, &[800, 800, 2000]),
-            // Without runs.
+            // FPDUs form no runs.
             (&[1000, 1000, 24], None, ALL, &[1000, 1000, 24]),
             // The window has no room for the rest.
             (&[1000, 1000, 1000, 24], full, 2999, &[2000, 1024]),
@@ -484,12 +487,12 @@ mod tests {
         let run = Some(1000);
         assert_eq!(ends.record(0, run, usize::MAX), Some(4024));
         ends.advance(1300);
-        // The segment that holds its start is written already, so the window does not matter.
+        // The start of the FPDU is already written, so the rest is written without regard to the window.
         assert_eq!(ends.rest(1300), Some(700));
         assert_eq!(ends.record(1300, run, 0), Some(700));
         ends.advance(2000);
         assert_eq!(ends.record(2000, run, usize::MAX), Some(2024));
-        // A write that ended between two FPDUs.
+        // The write ended between two FPDUs.
         ends.advance(3000);
         assert_eq!(ends.record(3000, run, usize::MAX), Some(1024));
         ends.clear(3000);

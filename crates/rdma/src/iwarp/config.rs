@@ -13,9 +13,9 @@ pub struct StreamConfig {
     pub max_fpdu: usize,
     /// Whether [`transmit_slices`](super::Stream::transmit_slices) returns one FPDU at a time.
     pub one_fpdu_a_write: bool,
-    /// The backlog, in bytes that wait for the socket, at which no more FPDUs are made; at least 1. It limits the bytes of
-    /// one write, the bytes that precede a Terminate, and the time during which requests of the peer stay
-    /// unread.
+    /// The backlog, in bytes that wait for the socket, at which no more FPDUs are made; at least 1. It limits the
+    /// bytes of one write, the bytes that precede a Terminate, and the time for which writing keeps this end from
+    /// reading.
     pub max_backlog: usize,
     /// ORD: the most RDMA Reads that this end may have outstanding.
     pub max_outbound_reads: u32,

@@ -125,7 +125,7 @@ impl StreamError {
         };
         let (layer, error_type, error_code) = match self {
             Self::Crc(_) => (2, 0, 2),
-            // No code stands for an impossible length. This one is the closest.
+            // The RFCs have no code for an impossible length. This code is the closest.
             Self::Ddp(DdpError::TooShort { .. }) | Self::Rdmap(RdmapError::Length { .. }) => {
                 (2, 0, 3)
             }
@@ -151,8 +151,7 @@ impl StreamError {
         Some(TerminateCode::new(layer, error_type, error_code))
     }
 
-    /// Returns whether a Terminate with this code copies the headers of the offending segment,
-    /// which it does if both ends know their layout.
+    /// Returns whether a Terminate with this code contains the headers of the offending segment.
     pub(super) const fn shows_headers(code: TerminateCode) -> bool {
         matches!(
             (code.layer, code.error_type, code.error_code),

@@ -21,7 +21,7 @@ pub(super) struct Messages {
     max_inbound_reads: u32,
     next_send: u32,
     next_read_request: u32,
-    /// The payload bytes of the Send that is arriving; `None` between two Sends.
+    /// How many payload bytes of the current Send have arrived; `None` between two Sends.
     assembled_bytes: Option<u32>,
     /// Whether the last segment of an RDMA Write has not arrived yet.
     write_open: bool,
@@ -42,7 +42,7 @@ impl Messages {
         }
     }
 
-    /// Returns whether no Send and no RDMA Write is incomplete.
+    /// Returns whether every Send and RDMA Write that has begun is complete.
     pub(super) const fn at_boundary(&self) -> bool {
         self.assembled_bytes.is_none() && !self.write_open
     }
@@ -110,8 +110,8 @@ impl Messages {
         }
     }
 
-    /// Checks an untagged segment and delivers it to its queue. `whole` returns the payload as a
-    /// message of its own.
+    /// Checks an untagged segment and delivers it to its queue. `whole` returns the payload as a message, for a
+    /// Send that has only this segment.
     fn receive_untagged(
         &mut self,
         header: &Untagged,
@@ -209,7 +209,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Queues a Read Request of the peer's.
+    /// Queues a Read Request of the peer.
     fn receive_read_request(
         &mut self,
         header: &Untagged,

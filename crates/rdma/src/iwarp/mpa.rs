@@ -22,7 +22,6 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Returns the key of the frame.
     const fn key(self) -> &'static [u8; 16] {
         match self {
             Self::Request => b"MPA ID Req Frame",
@@ -85,7 +84,7 @@ pub enum StartupError {
     /// The private data is too long.
     #[error("{0} bytes of MPA private data, at most 512 are allowed")]
     PrivateDataLength(u16),
-    /// S is set, and the four bytes are missing.
+    /// S is set, but the private data is too short for the enhanced connection data.
     #[error("the MPA frame lacks the enhanced connection data that it announces")]
     EnhancedMissing,
 }
@@ -174,7 +173,7 @@ impl StartupFrame {
         })
     }
 
-    /// Returns the bytes that [`encode`](Self::encode) writes.
+    /// Returns how many bytes [`encode`](Self::encode) writes.
     pub fn encoded_length(&self) -> usize {
         let block = self.enhanced.map_or(0, |_| Enhanced::LENGTH);
         Self::HEADER_LENGTH + block + self.private_data.len()
@@ -213,7 +212,6 @@ impl Enhanced {
     /// The depth that means "not negotiated", which is also the greatest value of 14 bits.
     pub const NOT_NEGOTIATED: u16 = 0x3fff;
 
-    /// Decodes the four bytes.
     const fn decode([a, b, c, d]: [u8; 4]) -> Self {
         //= EST-01
         let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
@@ -227,7 +225,6 @@ impl Enhanced {
         }
     }
 
-    /// Encodes the four bytes.
     fn encode(self) -> [u8; 4] {
         assert!(self.ird <= Self::NOT_NEGOTIATED && self.ord <= Self::NOT_NEGOTIATED);
         let flag = |set, bit| if set { bit } else { 0 };
@@ -305,7 +302,7 @@ impl<'a> Fpdu<'a> {
     }
 }
 
-/// Returns the bytes of padding after a ULPDU of this length.
+/// Returns the number of padding bytes after a ULPDU of this length.
 pub const fn pad_length(ulpdu_length: u16) -> usize {
     (4 - (ulpdu_length as usize + 2) % 4) % 4
 }

@@ -36,9 +36,9 @@ pub(super) struct Outgoing {
     shared: VecDeque<(usize, Bytes)>,
     /// Where FPDUs end, if the caller writes whole FPDUs.
     ends: Option<FpduEnds>,
-    /// The bytes added since the start of the stream.
+    /// The number of bytes added since the start of the stream.
     queued: u64,
-    /// The bytes that the socket has taken since the start of the stream.
+    /// The number of bytes that the socket has taken since the start of the stream.
     transmitted: u64,
     digest: Crc32c,
 }
@@ -73,18 +73,18 @@ impl Outgoing {
         }
     }
 
-    /// Returns the bytes that wait for the socket.
+    /// Returns how many bytes wait for the socket.
     pub(super) const fn backlog(&self) -> usize {
         (self.queued - self.transmitted) as usize
     }
 
-    /// Returns the bytes added so far. When [`transmitted`](Self::transmitted) reaches this value,
-    /// the socket has taken all of them, and so the work that they belong to is done.
+    /// Returns how many bytes were added so far. When [`transmitted`](Self::transmitted) reaches this value, the
+    /// socket has taken all of them, and the work that they belong to is done.
     pub(super) const fn queued(&self) -> u64 {
         self.queued
     }
 
-    /// Returns the bytes that the socket has taken so far.
+    /// Returns how many bytes the socket has taken so far.
     pub(super) const fn transmitted(&self) -> u64 {
         self.transmitted
     }
@@ -173,7 +173,6 @@ impl Outgoing {
         }
     }
 
-    /// Records the end of an FPDU.
     fn finish(&mut self) {
         if let Some(ends) = &mut self.ends {
             ends.push(self.queued);
@@ -273,7 +272,6 @@ impl Outgoing {
     }
 }
 
-/// Returns the length of a ULPDU as its field holds it.
 fn ulpdu_length(length: usize) -> u16 {
     u16::try_from(length).expect("segments are cut to fit")
 }

@@ -101,12 +101,12 @@ impl Opcode {
         Ok(opcode)
     }
 
-    /// Returns the control byte of a segment of this kind of message.
+    /// Returns the control byte of a segment with this opcode.
     pub const fn control(self) -> u8 {
         VERSION << 6 | self as u8
     }
 
-    /// Returns the queue of its untagged segments.
+    /// Returns the number of the queue that receives untagged segments with this opcode.
     pub const fn queue_number(self) -> u32 {
         match self {
             Self::RdmaReadRequest => QUEUE_READ_REQUEST,
@@ -115,7 +115,7 @@ impl Opcode {
         }
     }
 
-    /// Returns whether its word RsvdULP is an STag to invalidate.
+    /// Returns whether the word RsvdULP of a segment with this opcode is an STag to invalidate.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }

@@ -6,8 +6,8 @@
 //! alive. If much of a tagged payload is still to be read, the next read goes directly to its
 //! destination, so that the kernel makes the only copy of those bytes.
 //!
-//! A stream holds a block only while more unprocessed bytes are in it than fit an arena. A few
-//! blocks, which stay in a cache, therefore serve many streams.
+//! A stream holds a block only while more unprocessed bytes are in it than fit an arena. A few blocks, which stay
+//! in the cache of a processor, therefore serve many streams.
 
 #[cfg(feature = "tokio")]
 use std::hint::cold_path;
@@ -38,14 +38,14 @@ use crate::{
 /// it are unread, or if more than [`ARENA_BYTES`] of it are read. For fewer bytes, the bookkeeping costs
 /// more than the copy.
 const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;
-/// The size in bytes of the buffer that is read into after a read that returned fewer bytes than
-/// this. A stream keeps this buffer.
+/// The size in bytes of the small read buffer, which each stream keeps. After a read that returned fewer bytes
+/// than this, the next read goes to the small buffer.
 const SMALL_READ_BUFFER: usize = 2 * 1024;
 
-/// After a tagged segment of more bytes than this, another one probably follows, unless a message arrives.
+/// After a tagged segment of more bytes than this, another one is expected, until an untagged segment arrives.
 const MIN_EXPECTED_BYTES: usize = 32 * 1024;
-/// The bytes that a read takes after those that go to their destination directly. They have the header of
-/// the next segment, so that most of a long payload is read directly too.
+/// The most bytes that a read takes after those that go directly to their destination. They contain the header of
+/// the next segment, so that most of the payload of that segment can also be read directly.
 const LOOKAHEAD_BYTES: usize = 4 * 1024;
 
 /// The receiving direction.
@@ -63,7 +63,7 @@ pub(super) struct Receive {
     end: usize,
     /// The memory to which the bytes of small reads are copied.
     arena: Arena,
-    /// The memory of messages that have readers.
+    /// Counts the memory of messages that have readers.
     account: Account,
     /// The tagged FPDU whose payload is still arriving.
     placing: Option<Placing>,
@@ -106,14 +106,14 @@ impl Receive {
         }
     }
 
-    /// Returns the bytes that were read of FPDUs that are incomplete.
+    /// Returns how many bytes of incomplete FPDUs were read.
     #[cfg(feature = "tokio")]
     pub(super) fn unfinished(&self) -> usize {
         let placed = self.placing.as_ref().map_or(0, |placing| placing.placed);
         self.end - self.start + placed as usize
     }
 
-    /// Returns the bytes of memory that readers of messages keep in use. The value is exact above
+    /// Returns how many bytes of memory the readers of messages keep in use. The value is exact above
     /// [`MAX_UNCHECKED_LOANS`].
     #[cfg(feature = "tokio")]
     pub(super) fn lent_bytes(&self) -> usize {
@@ -204,8 +204,8 @@ impl Receive {
         Ok(())
     }
 
-    /// Returns the block to the pool, unless many bytes wait in it. Another stream can then use it
-    /// while it is in a cache.
+    /// Returns the block to the pool, unless many bytes wait in it. Another stream can then use the block while
+    /// it is in the cache.
     fn release_block(&mut self) {
         let waiting = mem::take(&mut self.start)..mem::take(&mut self.end);
         if waiting.is_empty() {
@@ -266,7 +266,7 @@ impl Receive {
             self.start += fpdu.length;
             self.any_fpdu = true;
             if self.expects_tagged || fpdu.length > MIN_EXPECTED_BYTES {
-                // Short tagged segments may come between long ones.
+                // A short tagged segment between long ones does not end the expectation.
                 self.expects_tagged =
                     matches!(Header::decode(fpdu.ulpdu), Ok((Header::Tagged(_), _)));
             }
@@ -280,7 +280,8 @@ impl Receive {
             return Ok(());
         };
         let ulpdu_length = u16::from_be_bytes(*ulpdu_length);
-        // A long part of a payload would keep the block in use, and would be moved within it.
+        // If much of the payload was read, those bytes are placed now, which frees the block. If they were left,
+        // they would keep the block in use and be moved to its front.
         let is_short = usize::from(ulpdu_length) < ulpdu.len() + DIRECT_PLACEMENT_BYTES
             && ulpdu.len() <= ARENA_BYTES;
         if is_short || usize::from(ulpdu_length) <= ulpdu.len() || ulpdu.len() < Tagged::LENGTH {
@@ -290,7 +291,7 @@ impl Receive {
             error,
             segment: Some((ulpdu_length, ulpdu[..Tagged::LENGTH].to_vec())),
         };
-        // The header may be untagged, and then it may be incomplete.
+        // An untagged header is longer than a tagged one, so it may be incomplete here.
         let Ok((Header::Tagged(header), payload)) = Header::decode(ulpdu) else {
             return Ok(());
         };
@@ -382,7 +383,7 @@ mod tests {
         work::{Access, Completion, WorkId},
     };
 
-    /// A Send in one FPDU.
+    /// Returns an FPDU with a whole Send.
     fn send(message_sequence_number: u32, payload: &[u8]) -> Vec<u8> {
         let header = Untagged {
             last: true,

@@ -117,8 +117,8 @@ impl Segments {
         self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH
     }
 
-    /// Returns where a segment ends that begins at `begin` in a message of `total` bytes. The
-    /// second value is the same position, or `None` if this is the last segment.
+    /// Returns the end of the segment that begins at `begin` in a message of `total` bytes. The second value is
+    /// the same position, or `None` if this is the last segment.
     pub(super) fn cut(
         &self,
         begin: usize,

@@ -8,9 +8,8 @@ use socket2::SockRef;
 /// operating system keeps until the peer acknowledges them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendBuffer {
-    /// The system's default, except for a peer with the same IP address, which mostly is on the
-    /// same machine: there the buffer is 1 MiB, because more bytes in flight cost time and gain
-    /// nothing.
+    /// The system's default, except for a peer with the same IP address, which is usually on the same machine:
+    /// there the buffer is 1 MiB, because more bytes in flight cost time and gain nothing.
     ///
     /// Linux doubles the requested size. So 1 MiB is requested only where the buffer could grow
     /// beyond 2 MiB and a request of 1 MiB is permitted.
@@ -23,9 +22,9 @@ pub enum SendBuffer {
     Bytes(u32),
 }
 
-/// The send buffer towards a peer with the same IP address. Half as much makes long messages wait.
-/// Linux by itself grows the buffer to 4 MiB, in its own count. With that size RDMA Writes cost 18 to
-/// 29 % more if both ends share a core.
+/// The send buffer towards a peer with the same IP address. Half of this size delays long messages. Linux would
+/// grow the buffer to 4 MiB, which include its own overhead. With that size, RDMA Writes cost 18 to 29 % more CPU
+/// time if both ends share a core.
 const SAME_HOST_BYTES: u32 = 1024 * 1024;
 
 /// The limits of the system on send buffers, in bytes; 0 if they are unknown.
@@ -33,7 +32,7 @@ const SAME_HOST_BYTES: u32 = 1024 * 1024;
 struct Limits {
     /// The largest size that may be requested. Linux doubles it.
     max_requested: u32,
-    /// The size up to which Linux grows a buffer that was not requested.
+    /// The size up to which Linux grows a buffer whose size was not requested.
     max_grown: u32,
 }
 

@@ -44,7 +44,6 @@ pub(super) struct InboundRead {
 }
 
 impl Shared {
-    /// Creates the state of a new stream.
     pub(super) fn new() -> Self {
         Self {
             memory: MemoryTable::new(),

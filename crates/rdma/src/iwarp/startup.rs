@@ -1,5 +1,5 @@
 //! The negotiation at the start of a connection: the content of the Request and of the Reply, and the agreement
-//! that follows from them. It works on frames and does no I/O.
+//! that follows from them. This module works on frames and does no I/O.
 //!
 //! # CRC
 //!
@@ -88,7 +88,7 @@ pub(super) enum ReplyFault {
     NoRtr,
 }
 
-/// Returns the private data of a refusal as a part of its message.
+/// Returns the private data of a refusal as a part of the error message.
 fn told(private_data: &Bytes) -> String {
     if private_data.is_empty() {
         return String::new();
@@ -113,8 +113,8 @@ const UNKNOWN_DEPTH: u16 = 16;
 const MAX_DEPTH: u16 = 128;
 
 impl MpaPreferences {
-    /// Returns the IRD to announce. Peers round it up to a power of two and use that many, so it is
-    /// rounded here.
+    /// Returns the IRD to announce. Peers round the IRD up to a power of two and send that many Reads, so this
+    /// end announces the rounded value.
     pub(super) fn ird(&self) -> u16 {
         //= EST-09
         self.ird.clamp(1, MAX_DEPTH).next_power_of_two()
@@ -396,7 +396,7 @@ mod tests {
             (false, true, false, Rtr::Write),
             (false, false, true, Rtr::Read),
             (true, false, true, Rtr::Read),
-            // The reply asks for a Write even if only a Send was offered, which few peers implement
+            // The Reply asks for a Write even if only a Send was offered, because few peers implement the Send
             // well.
             (true, false, false, Rtr::Write),
         ] {
@@ -439,7 +439,7 @@ mod tests {
         assert!(agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
 
-        // Other peers do not know the signature, and are asked for nothing.
+        // A peer that sent no signature gets none, and is not asked for CRCs.
         let mut foreign = asked(8, 8);
         foreign.private_data = private_data.clone();
         let (reply, agreement) = ours.answer(&foreign, &private_data, None);

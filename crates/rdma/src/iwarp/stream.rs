@@ -45,7 +45,8 @@ pub struct Stream {
     late: Vec<WorkRequest>,
     /// Whether FIN is sent.
     finished: bool,
-    /// Memory for the bytes that arrive after FIN was sent and the peer then broke a rule. They are not examined.
+    /// Memory for the bytes that arrive after an error of the peer, if FIN was sent before the error. They are
+    /// not examined.
     discarded: Option<Box<[u8; DISCARD_BYTES]>>,
     /// How the stream ended, which is reported after all other completions.
     ended: Option<Disconnect>,
@@ -53,7 +54,7 @@ pub struct Stream {
     reported: bool,
 }
 
-/// The bytes that one read discards.
+/// The most bytes that one read discards.
 const DISCARD_BYTES: usize = 4096;
 
 /// The most work requests that may be outstanding in each direction. It bounds the memory of a
@@ -162,7 +163,7 @@ impl Stream {
         self.shared.completions.pop_front()
     }
 
-    /// Returns how the stream ended, once.
+    /// Returns the completion that reports the end, if it was not returned before.
     #[cold]
     fn report_end(&mut self) -> Option<Completion> {
         let ended = self.ended.clone().filter(|_| !self.reported)?;
@@ -236,7 +237,7 @@ impl Stream {
         self.transmit.slices(slices, length)
     }
 
-    /// Returns the bytes of memory that readers of messages keep in use.
+    /// Returns how many bytes of memory the readers of messages keep in use.
     #[cfg(feature = "tokio")]
     pub(super) fn lent_bytes(&self) -> usize {
         self.receive.lent_bytes()
@@ -269,13 +270,13 @@ impl Stream {
         self.transmit.transmitted(count);
     }
 
-    /// Returns the bytes that the socket has taken so far.
+    /// Returns how many bytes the socket has taken so far.
     pub const fn transmitted_bytes(&self) -> u64 {
         self.transmit.transmitted_bytes()
     }
 
-    /// Returns the bytes of Read data that the peer owes. At least this many arrive from the socket
-    /// before the Reads are done.
+    /// Returns how many bytes of Read data the peer owes. At least this many arrive from the socket before the
+    /// Reads are done.
     #[cfg(feature = "tokio")]
     pub(super) fn owed_bytes(&self) -> usize {
         let reads = self.shared.reads.iter();
@@ -317,7 +318,8 @@ impl Stream {
         }
         //= MPA-22
         let received = self.receive.received(count, &mut self.shared);
-        // This precedes the fault, because the first FPDU permits even a Terminate to be sent.
+        // This precedes the handling of a fault, because a responder may send nothing before the first FPDU has
+        // arrived, not even a Terminate.
         //= MPA-07
         if self.receive.any_fpdu() {
             self.transmit.release();
@@ -406,7 +408,7 @@ impl Stream {
         matches!(self.ended, Some(Disconnect::Broken(_)))
     }
 
-    /// Drops the bytes that wait for the socket, which after an error are the Terminate.
+    /// Drops the bytes that wait for the socket. After an error they include the Terminate.
     pub fn give_up_transmitting(&mut self) {
         self.transmit.clear();
     }

@@ -35,7 +35,7 @@ pub(super) const C8: &str = "00164146 00012345 00000000 00000004 00000000 646f6e
 pub(super) const C9: &str = "00124143 00000000 00000000 00000005 00000000 e8c5ad24";
 /// First half of an RDMA Write.
 pub(super) const C10: &str = "00168140 00012345 00007f00 12345678 00010203 04050607 92085c34";
-/// Second half of it.
+/// Second half of the RDMA Write of C10.
 pub(super) const C11: &str = "0016c140 00012345 00007f00 12345680 08090a0b 0c0d0e0f 96dc0f56";
 /// RDMA Read Request of length zero, MSN 2.
 pub(super) const C12: &str = "002e4141 00000000 00000001 00000002 00000000 00000000 00000000 \
@@ -44,12 +44,12 @@ pub(super) const C12: &str = "002e4141 00000000 00000001 00000002 00000000 00000
 pub(super) const C13: &str =
     "00174143 00000000 00000000 00000006 00000000 68656c6c 6f000000 00000000";
 
-/// CRC error.
+/// Terminate: CRC error.
 pub(super) const D1: &str = "00164147 00000000 00000002 00000001 00000000 20020000 7fe42585";
-/// Bounds error, with the headers of C4.
+/// Terminate: bounds error, with the headers of C4.
 pub(super) const D2: &str = "00264147 00000000 00000002 00000001 00000000 1101c000 001ec140 \
      00012345 00007f00 12345678 8de074de";
-/// Access rights error, with the headers of C5.
+/// Terminate: access rights error, with the headers of C5.
 pub(super) const D3: &str = "00464147 00000000 00000002 00000001 00000000 0102e000 002e4141 \
      00000000 00000001 00000001 00000000 0000ab00 00000000 00001000 00000010 00012345 00007f00 \
      12345678 488c8a03";

@@ -73,7 +73,6 @@ enum Finished {
 }
 
 impl Finished {
-    /// Returns the record of a finished work request.
     const fn of(work: &WorkRequest) -> Self {
         let id = work.id();
         match work {
@@ -82,14 +81,12 @@ impl Finished {
         }
     }
 
-    /// Returns the identifier of the work request.
     const fn id(self) -> WorkId {
         match self {
             Self::Sent(id) | Self::Written(id) => id,
         }
     }
 
-    /// Returns the completion of the work request.
     const fn completion(self) -> Completion {
         match self {
             Self::Sent(id) => Completion::Sent { id },
@@ -153,7 +150,6 @@ impl Transmit {
         rest.is_none()
     }
 
-    /// Queues work.
     pub(super) fn post(&mut self, work: WorkRequest) {
         self.work.push_back(work);
     }
@@ -175,12 +171,12 @@ impl Transmit {
         !self.has_more() && self.segments.outgoing.backlog() == 0
     }
 
-    /// Returns the bytes that wait for the socket.
+    /// Returns how many bytes wait for the socket.
     pub(super) const fn backlog(&self) -> usize {
         self.segments.outgoing.backlog()
     }
 
-    /// Returns the bytes that the socket has taken so far.
+    /// Returns how many bytes the socket has taken so far.
     pub(super) const fn transmitted_bytes(&self) -> u64 {
         self.segments.outgoing.transmitted()
     }
@@ -240,7 +236,7 @@ impl Transmit {
         self.max_backlog = bytes;
     }
 
-    /// Makes FPDUs until as many bytes wait for the socket as may.
+    /// Makes FPDUs until `max_backlog` bytes wait for the socket.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
         while !self.held && self.segments.outgoing.backlog() < self.max_backlog {
             if self.current.is_none() && !self.begin_message(shared) {
@@ -351,7 +347,6 @@ impl Transmit {
         }
     }
 
-    /// Begins a message.
     fn begin(&mut self, body: Body) {
         self.current = Some(Message { body, sent: 0 });
     }
@@ -443,7 +438,7 @@ impl Transmit {
                 let range = 0..data.len();
                 self.segments.push(&header, &[], &data, range);
             }
-            // The peer may overwrite these bytes before the socket takes them.
+            // The bytes are copied, because the peer may overwrite them before the socket takes them.
             Readable::Borrowed(data) => self.segments.outgoing.push_copied(&header, [data, &[]]),
         }
         Ok(rest)
@@ -465,7 +460,7 @@ impl Transmit {
         self.segments.outgoing.clear();
     }
 
-    /// Completes all outstanding work as flushed, oldest first.
+    /// Completes all outstanding work as flushed, in the order of posting within each kind.
     pub(super) fn flush(&mut self, shared: &mut Shared) {
         while let Some(completion) = self.poll_finished() {
             shared.completions.push_back(completion);
@@ -473,7 +468,8 @@ impl Transmit {
         for (_, finished) in std::mem::take(&mut self.finished) {
             shared.flush(finished.id(), None);
         }
-        // Work that is partly in FPDUs was posted before any waiting Read.
+        // This work is partly in FPDUs, so it is the oldest Send or Write. The Reads in `shared` are older than
+        // those in `work`.
         if let Some(Message {
             body: Body::Work, ..
         }) = self.current.take()

@@ -29,7 +29,7 @@ pub(super) struct SharedPair {
     pub(super) doorbells: [CachePadded<AtomicBool>; 2],
 }
 
-/// A value in cache lines of its own; 128 bytes, because some processors fetch lines in pairs.
+/// A value in cache lines of its own. The alignment is 128 bytes, because some processors fetch lines in pairs.
 ///
 /// Without the padding, an end that spins on a flag would slow down the end that works on the data
 /// in the same cache line.
@@ -37,15 +37,16 @@ pub(super) struct SharedPair {
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub(super) T);
 
-/// The attempts to take the lock before the thread sleeps for it. The other end mostly holds the
-/// lock for a flush, which is shorter than a wake-up.
+/// The attempts to take the lock before the thread sleeps for it. The other end usually holds the lock for a
+/// flush, which is shorter than a wake-up.
 const LOCK_ATTEMPTS: u32 = 32;
 
-/// The spin hints between two attempts, each of which takes the cache line from the other end.
+/// The spin hints between two attempts. The pause is needed because each attempt takes the cache line from the
+/// other end.
 const SPIN_HINTS_PER_ATTEMPT: u32 = 16;
 
 impl SharedPair {
-    /// Takes the lock, after spinning for it.
+    /// Takes the lock. Spins for a short time before the thread sleeps.
     pub(super) fn lock(&self) -> MutexGuard<'_, Pair> {
         for _ in 0..LOCK_ATTEMPTS {
             match self.pair.0.try_lock() {
@@ -173,7 +174,7 @@ impl Pair {
 /// Applies a work request to the receives and the memory of the peer.
 ///
 /// # Errors
-/// The rule that the work request breaks.
+/// Returns the rule that the work request breaks.
 fn apply(
     work: &mut WorkRequest,
     receives: &mut ReceiveQueue,
@@ -211,7 +212,7 @@ fn apply(
 /// Copies the data of a Read or a Write.
 ///
 /// # Errors
-/// The rule that the work request breaks.
+/// Returns the rule that the work request breaks.
 fn transfer(work: &mut WorkRequest, memory: &mut MemoryTable) -> Result<(), String> {
     match work {
         //= SMBD-2.1-02

@@ -32,7 +32,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Converts the request for the owner of a listener with `limits`.
+    /// Converts the request for a listener with `limits`.
     pub(super) fn into_incoming(mut self, limits: Limits) -> IncomingRequest {
         IncomingRequest {
             remote_addr: self.from,

@@ -1,8 +1,8 @@
 //! Loopback: RDMA between two ends in one process, for tests, examples and first experiments.
 //!
-//! To understand it, read `Pair::execute` in `exchange` first: it does everything that a wire does.
-//! A Send takes the oldest receive of the other end, a Write is copied into the memory table of the
-//! other end, and a Read is copied out of it.
+//! To understand this module, read `Pair::execute` in `exchange` first: it does everything that a wire does. A
+//! Send takes the oldest receive of the other end, a Write is copied into the memory table of the other end, and
+//! a Read is copied out of it.
 //!
 //! The state that both ends share is guarded by one lock. An end takes the lock once for everything
 //! that it flushes and once for everything that has arrived, because between two cores a lock costs

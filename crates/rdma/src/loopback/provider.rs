@@ -27,13 +27,13 @@ pub struct Loopback {
     addresses: Arc<Mutex<AddressSpace>>,
 }
 
-/// The settings of a [`Loopback`], with the abilities that it pretends to have.
+/// The settings of a [`Loopback`].
 #[derive(Clone, Copy, Debug)]
 pub struct LoopbackConfig {
     /// The limits of an end. A connection has the lower limits of its two ends.
     pub limits: Limits,
-    /// The most connection requests that wait at a listener; further ones are refused. The default is no limit: each
-    /// request belongs to a future of this process, as over TCP, where a connecting socket waits.
+    /// The most connection requests that wait at a listener; further ones are refused. The default is no limit,
+    /// because each waiting request belongs to a future of this process.
     pub backlog: usize,
 }
 

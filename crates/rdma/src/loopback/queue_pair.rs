@@ -35,28 +35,29 @@ pub(super) struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
     shared: Arc<SharedPair>,
-    /// Whether the other end wakes the context of the last poll, or the owner polls without being woken.
+    /// Whether the last poll found nothing, so that the owner need not poll before the other end rings the
+    /// doorbell.
     waits: bool,
     /// The bytes sent and the bytes received so far.
     pub(super) moved_bytes: [u64; 2],
     /// The work that waits for a flush.
     staging: Staging,
-    /// The memory of received messages that have readers.
+    /// Counts the memory of received messages that have readers.
     lent: Account,
     /// The receives whose message was not taken yet.
     receives: ReceiveQueue,
     /// The messages that have arrived and were not taken yet.
     arrived: Box<Batch>,
-    /// Whether the head of the oldest of these messages was taken.
+    /// Whether the head of the oldest message in `arrived` was taken.
     head_is_taken: bool,
-    /// The other completions that were not taken yet.
+    /// The completions of Sends, Reads and Writes that were not taken yet.
     completions: Completions,
     /// The disconnect to report after the last completion.
     disconnect: Option<Disconnect>,
     /// Whether the connection has ended and all posted work is completed.
     has_ended: bool,
-    /// The number of Sends, Reads and Writes whose completion was not taken yet, which bounds the
-    /// queues above.
+    /// The number of Sends, Reads and Writes whose completion was not taken yet. The limit on this number bounds
+    /// the memory of this end.
     sends_outstanding: usize,
 }
 

@@ -48,8 +48,8 @@ impl Batch {
         append(&mut self.receives, &mut other.receives);
     }
 
-    /// Takes the oldest message, which completes the oldest of `receives`. A head of its own is
-    /// taken first.
+    /// Takes the oldest message, which completes the oldest of `receives`. If the message has a separate head,
+    /// the head is taken first.
     #[inline(always)]
     pub(super) fn take(
         &mut self,
@@ -118,7 +118,7 @@ pub(super) struct Staging {
     chunk: Cut,
     /// The number of messages in `chunk`.
     messages_in_chunk: usize,
-    /// The chunks that have readers at the other end.
+    /// Counts the chunks that have readers at the other end.
     account: Account,
     /// The Sends, Reads and Writes that were posted after those in `sends`.
     pub(super) work: VecDeque<WorkRequest>,
@@ -356,7 +356,7 @@ mod tests {
                 b"head"
             }
         };
-        // Between the flushes all messages are taken, or some.
+        // Between two flushes, all or some of the messages are taken.
         let (mut pushed, mut popped) = (0, 0);
         for batch in [1, 2, 7, 30, 60, 100] {
             for payload in &payloads[pushed..pushed + batch] {

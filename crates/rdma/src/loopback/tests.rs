@@ -203,7 +203,7 @@ fn a_waiting_end_is_woken_once() {
     assert_eq!(woken(), [1, 2]);
 }
 
-/// An end that polls with a waker that does nothing does not register it, and is not woken by the other end.
+/// An end that polls with [`Waker::noop`] registers no waker, and is not woken by the other end.
 #[test]
 fn an_end_that_does_not_sleep_is_not_woken() {
     let [mut a, mut p] = connected_pair();
@@ -249,7 +249,7 @@ fn a_long_send_must_fit_its_receive_and_is_freed_with_the_connection() {
         let [mut a, mut p] = connected_pair();
         let waker = Waker::from(Arc::new(Count::default()));
         let mut context = Context::from_waker(&waker);
-        // This uses the receive that the connection started with.
+        // This Send takes the receive that the connection started with.
         for end in [&mut a, &mut p] {
             end.post(send(0, "first"));
             end.flush(&mut context, u64::MAX);

@@ -1,5 +1,5 @@
-//! The endpoint: many queue pairs and their communications behind one UDP socket. It has no socket
-//! and no clock.
+//! The endpoint: many queue pairs and their communications behind one UDP socket. It does no I/O and has no
+//! clock.
 //!
 //! ```text
 //!   connect, listen, accept, post ──>┌──────────────────────────────┐──> poll_transmit ──> socket
@@ -8,21 +8,20 @@
 //!                                    └──────────────────────────────┘
 //! ```
 //!
-//! The caller passes received datagrams with their addresses to
-//! [`handle_datagram`](Endpoint::handle_datagram), sends what
-//! [`poll_transmit`](Endpoint::poll_transmit) returns until it returns nothing, then takes events
+//! The caller passes received datagrams with their addresses to [`handle_datagram`](Endpoint::handle_datagram),
+//! sends what [`poll_transmit`](Endpoint::poll_transmit) returns until it returns nothing, then takes events
 //! until there are none, and calls [`handle_timeout`](Endpoint::handle_timeout) at the time of
-//! [`poll_timeout`](Endpoint::poll_timeout). Every other call may cause each of these, in this
+//! [`poll_timeout`](Endpoint::poll_timeout). After every other call, the caller also does these steps, in this
 //! order. A caller that passes several datagrams before it polls coalesces their acknowledgements.
 //!
 //! # Attackers
 //!
-//! Queue pair numbers, starting PSNs and communication IDs are random. Packets from another address
-//! than the peer's are dropped. An attacker who forges the address of a peer, and does not see the
-//! traffic, has to guess the queue pair number (24 bits) and what [`QueuePair`] describes to place a
-//! packet of data; to disconnect, both communication IDs (32 bits each) and the queue pair number, or
-//! the number of the peer's queue pair (24 bits, random at ends of this library), because a request to
-//! connect from a queue pair that is connected already shows that the peer has started again.
+//! Queue pair numbers, starting PSNs and communication IDs are random. Packets from another address than the
+//! peer's are dropped. To place a packet of data, an attacker who forges the address of a peer, and does not see
+//! the traffic, has to guess the queue pair number (24 bits) and what [`QueuePair`] describes. To disconnect, the
+//! attacker has to guess both communication IDs (32 bits each) and the queue pair number, or only the number of
+//! the peer's queue pair (24 bits, random at ends of this library): a connection request from a queue pair that
+//! is already connected shows that the peer has restarted.
 
 mod connection;
 mod establish;
@@ -81,15 +80,15 @@ pub struct Endpoint {
     by_remote: HashMap<(SocketAddr, u32), u32>,
     /// The ports that are listened on.
     listening: HashSet<u16>,
-    /// The number of requests that are open.
+    /// The number of connections that are half open: the request is not answered, or the answer is not confirmed.
     half_open: usize,
     /// The CM messages to send.
     mads: VecDeque<(Path, Mad)>,
-    /// Whether the next datagram is a CM message, if there is one.
+    /// Whether a waiting CM message is sent before the next packets of a connection. The two alternate.
     mads_first: bool,
     /// The PSN of the next CM message.
     mad_psn: Psn,
-    /// The connections that received packets and were not settled since.
+    /// The connections that have received packets and have not been settled yet.
     unsettled: Vec<u32>,
     /// The connections that may have packets to send.
     transmit_queue: VecDeque<u32>,
@@ -97,7 +96,7 @@ pub struct Endpoint {
     /// The deadlines of the connections.
     timers: BTreeSet<(Instant, u32)>,
     recent_identifications: RecentIdentifications,
-    /// The memory of messages that have readers.
+    /// Counts the memory of messages that have readers.
     account: Account,
     statistics: EndpointStatistics,
 }
@@ -137,7 +136,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the account of the memory of messages.
+    /// Returns the counter of the memory of messages that have readers.
     #[cfg(feature = "tokio")]
     pub(super) const fn account(&self) -> &Account {
         &self.account
@@ -194,7 +193,7 @@ impl Endpoint {
         pair.map_or(none, |pair| pair.room())
     }
 
-    /// Returns the limits of an established connection.
+    /// Returns the limits of a connection, or `None` if it has no queue pair yet or is not known.
     pub fn limits(&self, id: ConnectionId) -> Option<Limits> {
         let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
         Some(pair.limits())
@@ -227,8 +226,9 @@ impl Endpoint {
         completion
     }
 
-    /// Moves the completions of a connection to `into`, which is empty. The remaining completions, the last of
-    /// which is the end of the connection, are for [`poll_completion`](Self::poll_completion).
+    /// Moves the completions of a connection to `into`, which has to be empty.
+    /// [`poll_completion`](Self::poll_completion) returns the completions that remain, such as the end of the
+    /// connection.
     #[cfg(feature = "tokio")]
     pub(super) fn take_completions(&mut self, id: ConnectionId, into: &mut VecDeque<Completion>) {
         let connection = self.connections.get_mut(&id.0);
@@ -237,7 +237,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the bytes of datagrams that a connection has sent and received so far.
+    /// Returns how many bytes of datagrams a connection has sent and received so far.
     pub fn moved_bytes(&self, id: ConnectionId) -> (u64, u64) {
         let connection = self.connections.get(&id.0);
         connection.map_or((0, 0), |connection| connection.moved)
@@ -340,7 +340,7 @@ impl Endpoint {
         pair.memory().deregister(token)
     }
 
-    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(time, _)| *time)
     }
@@ -413,8 +413,8 @@ impl Endpoint {
                 self.send_mad(path, mad);
             }
             self.settle(now, number);
-            // The queue pair sends the rest after its next packet or timeout. A DREQ that `settle` has made is
-            // sent in the next round.
+            // The queue pair can send nothing before its next packet or timeout. A DREQ that `settle` has made is
+            // sent in the next iteration.
             if let Some(connection) = self.connections.get_mut(&number)
                 && connection.is_queued
                 && connection.farewell.is_none()
@@ -484,7 +484,7 @@ impl Endpoint {
         }
     }
 
-    /// Processes the consequences of a change to a connection: notices the end of its queue pair, reports
+    /// Processes the consequences of a change to a connection: detects the end of its queue pair, reports
     /// completions, and updates its timer.
     fn settle(&mut self, now: Instant, number: u32) {
         let Some(connection) = self.connections.get(&number) else {
@@ -519,7 +519,7 @@ impl Endpoint {
         }
         let is_done = matches!(connection.stage, Stage::Ended) && !connection.is_queued;
         if connection.is_released && is_done {
-            // In time wait a connection needs little memory.
+            // In time wait, the connection no longer needs its queue pair.
             connection.queue_pair = None;
         }
         if connection.is_released && connection.communication.is_closed() {

@@ -7,11 +7,11 @@
 //!
 //! # The Identification of IPv4
 //!
-//! The ICRC covers the Identification of IPv4, which a UDP socket does not show to the receiver.
-//! Because a CRC is linear, [`solve`] computes the only Identification with which the ICRC of a
-//! packet is right, if there is one. For a damaged packet there is one with a probability of about
-//! 2^-16. A receiver that compares it with the previous packet of the same sender gets most of the
-//! other 16 bits back. IPv6 has no such field, and there the whole ICRC is checked.
+//! The ICRC covers the Identification of IPv4, which a UDP socket does not show to the receiver. Because a CRC is
+//! linear, [`solve`] computes the only Identification with which the ICRC of a packet is right, if there is one.
+//! For a damaged packet there is one with a probability of about 2^-16. A receiver that also compares the
+//! Identification with that of the previous packet of the sender detects most of these damaged packets. IPv6 has
+//! no such field, and there the whole ICRC is checked.
 //!
 //! The ICRC protects against damage, not against an attacker: it contains no secret.
 
@@ -203,8 +203,8 @@ pub fn verify(header: &DatagramHeader, datagram: &[u8]) -> bool {
 /// Returns the Identification with which the ICRC at the end of a UDP payload is right, or `None`
 /// if there is none.
 ///
-/// The Identification in `header` is a guess. If it is right, no more than the ICRC is computed, and
-/// if 0 is right, no more than two. For IPv6 the result is 0 if the ICRC is right.
+/// The Identification in `header` is a guess. If it is right, only one ICRC is computed. If 0 is right, two are
+/// computed. For IPv6 the result is 0 if the ICRC is right.
 pub fn solve(header: &DatagramHeader, datagram: &[u8]) -> Option<u16> {
     let difference = difference(header, datagram)?;
     match header.ip {
@@ -223,8 +223,8 @@ pub fn solve(header: &DatagramHeader, datagram: &[u8]) -> Option<u16> {
     }
 }
 
-/// Returns the change of the Identification that changes an ICRC by `difference`, or `None` if there is
-/// none. `inverse` is that of the packet's length.
+/// Returns the change of the Identification that changes an ICRC by `difference`, or `None` if there is none.
+/// `inverse` is the result of [`inverse_of`] for the length of the packet.
 fn correction(difference: u32, inverse: u32) -> Option<u16> {
     let register = multiply(difference, inverse);
     //= ROCE-A17.3.3-06
@@ -236,7 +236,7 @@ fn correction(difference: u32, inverse: u32) -> Option<u16> {
 /// Returns the factor that moves a difference between the ICRCs of UDP payloads of `length` bytes back
 /// to the Identification.
 fn inverse_of(length: usize) -> u32 {
-    // The bytes from the Identification to the end of the CRC.
+    // The number of bytes from the Identification to the end of the bytes that the CRC covers.
     let covered = length - ICRC_LENGTH;
     let after = IPV4_LENGTH - IDENTIFICATION_OFFSET + UDP_LENGTH + covered;
     inverse_power(8 * after as u32)

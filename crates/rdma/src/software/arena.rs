@@ -8,7 +8,7 @@ use crate::software::pool::{self, Account, Cut, Pool};
 /// The size of an arena in bytes. A connection keeps its arena.
 pub(crate) const ARENA_BYTES: usize = 16 * 1024;
 
-/// The most bytes that one copy has.
+/// The length of the longest copy, in bytes.
 pub(crate) const LARGEST_COPY_BYTES: usize = pool::LARGEST_BLOCK / 4;
 
 /// The arenas of all connections.
@@ -19,8 +19,8 @@ pub(crate) static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 pub(crate) struct Arena(Cut);
 
 impl Arena {
-    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`], in memory that is on `account`, if
-    /// there is one.
+    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`], in memory that is counted on
+    /// `account`, if there is one.
     pub(crate) fn copy_of(&mut self, bytes: &[u8], account: Option<&Account>) -> Bytes {
         if bytes.len() > ARENA_BYTES / 2 {
             let pool = pool::of_size(bytes.len()).expect("a copy is shorter than a block");

@@ -4,8 +4,8 @@
 //! buffer that it lent, and takes the buffer back when that handle is the only one. All connections share
 //! the pools, so that idle connections hold no buffers and a busy connection reuses those of others.
 //!
-//! A reader of a few bytes keeps a whole buffer in use. An [`Account`] counts the buffers that the readers of
-//! one connection keep in use, so that the connection can stop to lend buffers for few bytes.
+//! A reader of a few bytes keeps a whole buffer in use. An [`Account`] counts the buffers that the readers of one
+//! connection keep in use, so that the connection can stop lending buffers for few bytes.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +33,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct Handle {
     bytes: Bytes,
-    /// The account that the buffer is on.
+    /// The account on which the buffer is counted.
     account: Option<Account>,
 }
 
@@ -60,7 +60,7 @@ impl Handle {
 pub struct Account(Arc<AtomicUsize>);
 
 impl Account {
-    /// Returns the bytes of the buffers on this account.
+    /// Returns the number of bytes of the buffers on this account.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
@@ -71,7 +71,8 @@ impl Account {
 /// most this much memory in use.
 pub const LARGEST_BLOCK: usize = 256 << 10;
 
-/// Bytes of memory on an account up to which buffers without readers may be counted too.
+/// Number of bytes on an account up to which the account is not settled, so that it may include buffers without
+/// readers.
 pub const MAX_UNCHECKED_LOANS: usize = LARGEST_BLOCK;
 
 /// Size of the smallest buffers that messages of several segments are assembled in.
@@ -123,8 +124,8 @@ pub fn settle() {
     MESSAGE_POOLS.iter().for_each(Pool::settle);
 }
 
-/// Returns the message in a buffer, or a copy if the buffer is more than four times as long: a message that is
-/// kept for long keeps little other memory in use.
+/// Returns the message in a buffer, or a copy if the buffer is more than four times as long, so that a message
+/// that is kept for long keeps little other memory in use.
 pub fn fitting(message: BytesMut) -> Bytes {
     if message.len() < message.capacity() / 4 {
         Bytes::copy_from_slice(&message)
@@ -147,9 +148,9 @@ impl Pool {
     /// buffer keeps the length that it had when it was lent.
     pub fn take(&self) -> BytesMut {
         let mut handles = self.lock();
-        // Buffers are mostly released in the order in which they were lent, so the free buffers are at the
-        // front, and the last of them was released most recently: it is the most likely to be in a cache. If
-        // the oldest buffer still has readers, any free one is taken, which is better than a new one.
+        // Buffers are usually released in the order in which they were lent, so the free buffers are at the
+        // front, and the last of them was released most recently: it is the most likely to be in a cache. If the
+        // oldest buffer still has readers, any free one is taken, which is better than a new one.
         let busy = handles.partition_point(Handle::is_free);
         let free = busy
             .checked_sub(1)
@@ -248,7 +249,7 @@ impl Cut {
         mem::replace(self, Self::begin(pool)).end(pool, account);
     }
 
-    /// Lends the buffer: what was cut off may have readers.
+    /// Lends the buffer, because the parts that were cut off may have readers.
     pub fn end(self, pool: &Pool, account: Option<&Account>) {
         drop(self.rest);
         if let Some(whole) = self.whole {

@@ -8,7 +8,7 @@ use crate::work::WorkId;
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveQueue {
     rows: VecDeque<Receives>,
-    /// The receives in all rows.
+    /// The number of receives in all rows.
     count: usize,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct CloseTimer {
     period: Duration,
     /// The timer, which the first poll starts.
     timer: Option<Deadline>,
-    /// The bytes that had moved when the timer was set.
+    /// The number of bytes that had moved when the timer was set.
     moved: u64,
 }
 

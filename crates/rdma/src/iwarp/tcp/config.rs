@@ -35,9 +35,9 @@ pub struct IwarpConfig {
     pub connect_timeout: Duration,
     /// The longest time to wait for the Request of a peer that has connected.
     pub accept_timeout: Duration,
-    /// The longest time without progress after a graceful disconnect, until posted work is finished and
-    /// the peer's FIN has arrived. Progress is 64 KiB in this time. It also bounds the wait for the peer's FIN after a
-    /// refusal.
+    /// The longest time without progress after a graceful disconnect, until posted work is finished and the
+    /// peer's FIN has arrived. Progress is 64 KiB in this time. The timeout also bounds the wait for the peer's
+    /// FIN after a refusal.
     pub close_timeout: Duration,
     /// The most peers of one listener that may have connected without having sent their Request.
     /// Further connections wait in the backlog of the operating system.
@@ -65,8 +65,8 @@ pub struct IwarpTuning {
     /// length 0 within the first second, unless the peer is known to be this library. Linux siw
     /// may overlook the first FPDU until more bytes arrive. The default is true.
     pub startup_probe: bool,
-    /// How long a connection polls for more bytes before it sleeps, once at least 16 KiB have
-    /// moved since its last sleep. With zero it sleeps at once.
+    /// How long a connection polls for more bytes before it sleeps, once at least 16 KiB have moved since its
+    /// last sleep. With zero it sleeps immediately.
     ///
     /// Polling costs CPU time. Each time that polling finds nothing, the connection polls less often, down to one
     /// in 64 opportunities. A wake-up takes microseconds on bare metal, and about a hundred times as long in some
@@ -123,7 +123,7 @@ impl IwarpConfig {
     }
 }
 
-/// The most bytes of private data that every known peer accepts, besides the bytes that this library adds to it.
+/// The most bytes of private data that every known peer accepts, in addition to the bytes that this library adds.
 const MAX_PRIVATE_DATA: usize = 200;
 
 /// Returns an error if `private_data` is longer than a startup frame may carry.

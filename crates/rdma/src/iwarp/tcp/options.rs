@@ -220,7 +220,8 @@ mod tests {
         assert_eq!(after.out_of_order, 0);
     }
 
-    // A connection that starts with bbr and changes to another algorithm keeps pacing.
+    // The algorithm is set before the connection exists, because Linux keeps pacing a connection that started
+    // with bbr.
     #[tokio::test]
     async fn connections_start_with_the_configured_congestion_control() {
         let congestion = |socket: SockRef<'_>| {

@@ -43,7 +43,7 @@ impl Iwarp {
     }
 
     /// Makes the first call of `listen` use this listening socket instead of creating one, regardless of the
-    /// address. So a service manager can open the port (socket activation).
+    /// address, so that a service manager can open the port (socket activation).
     #[must_use]
     pub fn with_listener(self, listener: net::TcpListener) -> Self {
         Self {

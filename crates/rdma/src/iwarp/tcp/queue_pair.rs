@@ -303,8 +303,8 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Returns the length of the next FPDU if waiting for room is useless: if the peer never offered a
-    /// window for it, or has offered a smaller one for too long. TCP then cuts the FPDU.
+    /// Returns the length of the next FPDU if waiting for room is useless: if the peer never offered a window
+    /// that is large enough, or has offered a smaller one for too long. TCP then cuts the FPDU.
     #[cold]
     fn record_without_room(&mut self, cut: &Cut) -> Option<usize> {
         let length = self.machine.rest_of_fpdu()?;
@@ -389,7 +389,7 @@ impl IwarpQueuePair {
                 self.machine.received(count);
                 self.received += count as u64;
             }
-            // The call returns the memory of the receive slices.
+            // This call gives back the memory of the receive slices.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.machine.received(0);
                 // The readiness was cleared, so the caller has to check it again.
@@ -507,7 +507,7 @@ impl IwarpQueuePair {
                     Disconnect::Broken(close_timer::not_taken())
                 };
                 self.machine.end(how);
-                // TCP continues to deliver the bytes that it has.
+                // The system still delivers the bytes that it has accepted.
                 self.socket = None;
             }
         }
@@ -583,8 +583,8 @@ impl QueuePair for IwarpQueuePair {
                 continue;
             }
             if skip_readiness_check && self.broken_pipe.is_none() && self.closing == Closing::No {
-                // This caller busy-polls, so it polls again. The waker was registered when a poll
-                // last found nothing. If the task was woken since then, it registers again.
+                // The caller busy-polls, so no waker is registered here. If the last poll registered none either,
+                // `is_unfinished` stays set, so that the owner polls again before it sleeps.
                 self.is_unfinished |= was_unfinished;
                 return Poll::Pending;
             }

@@ -1,8 +1,8 @@
 //! The wait of a queue pair whose next record has no room in the receive window of the peer.
 //!
-//! Bytes that the window has no room for stay in the stream, because TCP would cut an FPDU at the end
-//! of the window. So TCP has nothing to send, and the operating system reports neither that the window
-//! opens, nor does it probe a window that stays closed. A timer and keepalive probes do both.
+//! Bytes that the window has no room for stay in the stream, because TCP would cut an FPDU at the end of the
+//! window. TCP then has nothing to send, so the operating system neither reports that the window opens nor probes
+//! a window that stays closed. A timer checks the window, and keepalive packets probe it.
 
 use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
@@ -23,8 +23,8 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// A wait for the window of the peer.
 pub(super) struct WindowWait {
-    /// The start of the wait, by the clock of the timer: otherwise a paused clock would move in the shortest
-    /// steps.
+    /// The start of the wait, on tokio's clock. On the system's clock, the intervals would stay at their minimum
+    /// while a test pauses tokio's clock.
     since: Instant,
     timer: Pin<Box<Sleep>>,
     /// Whether TCP probes the window.
@@ -32,7 +32,6 @@ pub(super) struct WindowWait {
 }
 
 impl WindowWait {
-    /// Begins a wait.
     pub(super) fn new() -> Self {
         Self {
             since: Instant::now(),
@@ -41,8 +40,7 @@ impl WindowWait {
         }
     }
 
-    /// Returns whether the wait has taken too long for a peer that offers a window which is too
-    /// small.
+    /// Returns whether the peer has offered a window that is too small for too long.
     pub(super) fn is_overdue(&self) -> bool {
         self.since.elapsed() >= MAX_WAIT
     }

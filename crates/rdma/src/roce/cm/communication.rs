@@ -15,9 +15,8 @@
 //! the communication answers repeated messages of the peer and has no other effect.
 //!
 //! Each call returns its effects: at most one message to send and at most one event. A message without an answer
-//! is sent again after the response timeout, as often as
-//! [`CmTiming::max_retries`]. The time between two REQs doubles with every third one, so that a peer that
-//! starts late is reached too.
+//! is sent again after the response timeout, as often as [`CmTiming::max_retries`]. The time between two REQs
+//! doubles after every third REQ, so that a peer that starts late is also reached.
 
 use std::time::{Duration, Instant};
 
@@ -60,14 +59,14 @@ impl Default for CmTiming {
 
 /// The number of REQs after which the time between two of them doubles.
 const REQUESTS_PER_INTERVAL: u8 = 3;
-/// The most doublings, which all 15 retries need.
+/// The most doublings of the time between two REQs. With 15 retries, the time doubles five times.
 const MAX_DOUBLINGS: u8 = 5;
 
 /// The longest time for which an MRA of the peer suspends the retries. Without a limit a peer could
 /// keep a communication for hours.
 const MAX_SERVICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What follows from a call.
+/// The effects of a call.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Output {
@@ -77,7 +76,7 @@ pub struct Output {
     pub event: Option<CommunicationEvent>,
 }
 
-/// A change that the owner of a communication has to know.
+/// A change that the owner of a communication has to know about.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CommunicationEvent {
     /// Active end: the peer accepted. The owner prepares its queue pair and calls
@@ -235,7 +234,7 @@ impl Communication {
         matches!(self.state, State::Closed)
     }
 
-    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub const fn poll_timeout(&self) -> Option<Instant> {
         self.deadline
     }
@@ -272,7 +271,7 @@ impl Communication {
         self.send(message)
     }
 
-    /// Ends a communication that is not established by a REJ. Without effect otherwise.
+    /// Sends a REJ, which ends a communication that is not established. Has no effect on an established one.
     pub fn reject(
         &mut self,
         now: Instant,
@@ -301,8 +300,8 @@ impl Communication {
         self.send(message)
     }
 
-    /// Ends the communication: an established one by a DREQ with `private_data`, another one by a
-    /// REJ. Without effect if it has ended.
+    /// Ends the communication: sends a DREQ with `private_data` if it is established, and a REJ otherwise. Has no
+    /// effect if the communication has ended.
     pub fn disconnect(&mut self, now: Instant, private_data: PrivateData<220>) -> Output {
         match self.state {
             State::Established => {}
@@ -396,7 +395,7 @@ impl Communication {
             .is_none_or(|id| id == self.local_id);
         let local = message.local_communication_id();
         let is_first_answer = self.state == State::RequestSent;
-        // A CM without a communication rejects with the ID 0.
+        // A peer that has no communication sends a REJ with the ID 0.
         let is_unnamed = matches!(message, Message::Reject(_)) && local == 0;
         names_this && (local == self.remote_id || is_first_answer || is_unnamed)
     }
@@ -410,7 +409,7 @@ impl Communication {
                 self.deadline = None;
                 Output::event(CommunicationEvent::Accepted(Box::new(reply)))
             }
-            // The RTU was lost, or the REJ.
+            // The peer sends its REP again, because it has not received the RTU or the REJ.
             //= ROCE-12.9-04
             State::Established if self.is_active => self.repeat(),
             State::TimeWait if self.is_active && !self.was_established => self.repeat(),

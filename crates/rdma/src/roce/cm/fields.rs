@@ -66,18 +66,18 @@ impl PathMtu {
         256 << self as usize
     }
 
-    /// Returns the code of the wire: 1 for 256 bytes, up to 5 for 4096.
+    /// Returns the code on the wire: 1 for 256 bytes, up to 5 for 4096.
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// Returns the path MTU with this code of the wire.
+    /// Returns the path MTU with this code on the wire.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
 
-    /// Returns the largest path MTU whose packets fit `interface_mtu`, the bytes of an IP packet, or
-    /// 256 bytes if none does.
+    /// Returns the largest path MTU whose packets fit an IP packet of `interface_mtu` bytes, or 256 bytes if none
+    /// does.
     pub fn of_interface(interface_mtu: usize, ipv6: bool) -> Self {
         let ip = if ipv6 { 40 } else { 20 };
         // UDP, BTH, the longest extended header (RETH), and the ICRC.
@@ -91,8 +91,8 @@ impl PathMtu {
     }
 }
 
-/// Returns whether `number` can belong to a connected queue pair: 24 bits, and neither 0 and 1, which belong to
-/// management, nor the number of multicast groups.
+/// Returns whether `number` can belong to a connected queue pair. The number has 24 bits. 0 and 1 belong to
+/// management, and the highest number to multicast groups.
 pub(super) const fn is_queue_pair(number: u32) -> bool {
     2 <= number && number < 0xff_ffff
 }
@@ -144,7 +144,7 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    /// Returns the code of the wire, in 2 bits.
+    /// Returns the code on the wire, of 2 bits.
     pub(super) const fn code(self) -> u8 {
         match self {
             Self::Request => 0,
@@ -186,7 +186,7 @@ impl RejectReason {
     pub const STALE_CONNECTION: Self = Self(10);
     /// The path MTU is not supported.
     pub const INVALID_PATH_MTU: Self = Self(26);
-    /// Too few resources for the peer's RDMA Reads.
+    /// There are too few resources for the peer's RDMA Reads.
     pub const INSUFFICIENT_RESPONDER_RESOURCES: Self = Self(27);
     /// The consumer rejected the request.
     pub const CONSUMER: Self = Self(28);

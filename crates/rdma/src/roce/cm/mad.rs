@@ -14,7 +14,7 @@ use super::{
 /// A management datagram of the CM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mad {
-    /// The transaction ID. An answer repeats the ID of its question.
+    /// The transaction ID. An answer repeats the ID of the message that it answers.
     pub transaction_id: u64,
     /// The message.
     pub message: Message,

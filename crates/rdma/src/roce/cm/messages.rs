@@ -1,4 +1,4 @@
-//! The CM messages besides the REQ: REP, RTU, DREQ, DREP, REJ and MRA (12.6.6 to 12.6.11).
+//! The CM messages other than the REQ: REP, RTU, DREQ, DREP, REJ and MRA (12.6.6 to 12.6.11).
 
 use super::{
     body::Body,

@@ -79,7 +79,7 @@ impl RdmaCmHeader {
     /// The length in bytes.
     pub const LENGTH: usize = 36;
 
-    /// Returns the header at the start of private data, or `None` if there is none: the version or
+    /// Returns the header at the start of private data, or `None` if the data is too short, or if the version or
     /// the IP version is unknown.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         //= ROCE-A11-02

@@ -61,7 +61,7 @@ pub struct ConnectRequest {
     pub private_data: PrivateData<92>,
 }
 
-/// A path in a REQ. Local is the sender.
+/// A path in a REQ. In the names of the fields, "local" is the sender of the REQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathRecord {
     /// The LID of the sender; `0xffff` on Ethernet.
@@ -74,7 +74,7 @@ pub struct PathRecord {
     pub remote_gid: Ipv6Addr,
     /// The flow label, of 20 bits.
     pub flow_label: u32,
-    /// Reserved bits after the flow label, of 6 bits, which Linux sets.
+    /// The 6 reserved bits after the flow label, which Linux sets.
     pub reserved: u8,
     /// The maximum packet rate, of 6 bits.
     pub packet_rate: u8,
@@ -156,10 +156,10 @@ const ALTERNATE: usize = PRIMARY + PathRecord::LENGTH;
 const RELIABLE_CONNECTION: u8 = 0;
 
 impl ConnectRequest {
-    /// Returns the reason to reject this request, whoever listens, or `None` if its fields have
+    /// Returns the reason for which every listener has to reject this request, or `None` if its fields have
     /// values that a reliable connection over Ethernet can have.
     ///
-    /// The path records are not judged: answers go to the address that the request came from.
+    /// The path records are not checked, because answers go to the address that the request came from.
     pub const fn fault(&self) -> Option<RejectReason> {
         //= ROCE-12.6-03
         if self.transport_service_type != RELIABLE_CONNECTION || self.extended_transport_type != 0 {

@@ -1,4 +1,4 @@
-//! Worked bytes of Linux, and the state machine by table.
+//! Tests of the CM with messages that Linux has sent, and with a table of the state machine.
 
 mod network;
 
@@ -41,7 +41,6 @@ const LINUX: [&str; 5] = [
 fn messages_of_linux_are_read_and_written() {
     let read = LINUX.map(|hex| Mad::decode(&mad(hex)).unwrap());
     for (hex, message) in LINUX.iter().zip(&read) {
-        // Linux leaves two reserved bits of the REQ set, which are not kept.
         assert_eq!(message.encode(), mad(hex), "{}", message.message.name());
         assert_eq!(message.transaction_id, 0x2_b6de_3f5c);
     }
@@ -273,7 +272,7 @@ fn messages_from(from: u32, to: u32) -> Vec<Message> {
     ]
 }
 
-/// Creates a communication in the state of that name.
+/// Creates a communication in the state that `name` names.
 fn in_state(name: &str, now: Instant) -> Communication {
     let none = PrivateData::default;
     let accepted = || {
@@ -323,7 +322,7 @@ fn in_state(name: &str, now: Instant) -> Communication {
     }
 }
 
-/// Returns an output in short: the message sent, and the event.
+/// Returns the short form of an output: the message that is sent, and the event.
 fn short(output: &Output) -> String {
     let message = output.message.as_ref().map(|mad| mad.message.name());
     let event = output.event.as_ref().map(|event| match event {

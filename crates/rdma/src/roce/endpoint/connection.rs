@@ -38,7 +38,7 @@ pub(super) struct Connection {
     pub(super) farewell: Option<Mad>,
     /// The time at which a graceful disconnect ends even if the peer does not answer.
     pub(super) close_deadline: Option<Instant>,
-    /// The time at which the timer queue has this connection.
+    /// The time under which this connection is in the timer queue.
     pub(super) scheduled: Option<Instant>,
     /// Whether the connection waits in the transmit queue.
     pub(super) is_queued: bool,
@@ -98,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether a request is open: not answered, or its answer not confirmed.
+    /// Returns whether the connection is half open: its request is not answered, or the answer is not confirmed.
     pub(super) const fn is_half_open(&self) -> bool {
         matches!(self.stage, Stage::Requested(_) | Stage::Accepting)
     }
@@ -111,7 +111,7 @@ impl Connection {
         )
     }
 
-    /// Returns the earliest deadline of its parts.
+    /// Returns the earliest deadline of the connection.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let queue_pair = self
             .queue_pair

@@ -32,7 +32,7 @@ use crate::{
 
 /// The number of reports of an unreachable port after which an attempt to connect fails.
 const MIN_UNREACHABLE_REPORTS: u8 = 2;
-/// A Send without a posted receive is sent again without a limit.
+/// The RNR retry count with which a Send that finds no receive is sent again without a limit.
 const RNR_RETRY_ENDLESS: u8 = 7;
 
 impl Endpoint {
@@ -156,7 +156,7 @@ impl Endpoint {
                 responder_resources,
                 initiator_depth,
                 rnr_retry_count: request.rnr_retry_count,
-                // A REQ announces none.
+                // A REQ does not announce this delay.
                 target_ack_delay: Duration::ZERO,
             },
         );
@@ -227,7 +227,7 @@ impl Endpoint {
                 continue;
             }
             let none = PrivateData::default();
-            // A REJ would not arrive either.
+            // The REJ is not sent, because it would not arrive either.
             let _ = connection
                 .communication
                 .reject(now, RejectReason::TIMEOUT, &[], none);
@@ -268,7 +268,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer accepted: creates the queue pair and confirms.
+    /// Handles the acceptance of the peer: creates the queue pair and confirms.
     fn accepted(&mut self, now: Instant, number: u32, reply: &ConnectReply) {
         let Some(connection) = self.connections.get(&number) else {
             return;
@@ -347,7 +347,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer has received the REP.
+    /// Opens the connection, because the peer has received the REP.
     fn established(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -381,7 +381,7 @@ impl Endpoint {
         });
     }
 
-    /// The peer disconnected.
+    /// Handles a disconnect of the peer.
     fn disconnected(&mut self, number: u32, request: &DisconnectRequest) {
         let how = match Cause::of(&request.private_data) {
             Cause::Graceful => Disconnect::Remote,
@@ -435,21 +435,21 @@ impl Endpoint {
     }
 }
 
-/// What both ends agreed on. The values of this end come first.
+/// The values that both ends agreed on. In each array, the value of this end comes first.
 struct Agreed {
     queue_pairs: [u32; 2],
     starting_psns: [u32; 2],
     path_mtu: PathMtu,
     responder_resources: u8,
     initiator_depth: u8,
-    /// What the peer asks for.
+    /// The RNR retry count that the peer asks for.
     rnr_retry_count: u8,
     /// How long the peer takes to acknowledge a packet, as it announces.
     target_ack_delay: Duration,
 }
 
-/// The longest time to acknowledge a packet that a peer can announce: 17.2 s. Without a limit a peer
-/// that is gone could keep a connection for hours.
+/// The longest delay of acknowledgements that is accepted from a peer: 17.2 s. Without a limit a peer that is
+/// gone could keep a connection for hours.
 const MAX_TARGET_ACK_DELAY: CmTimeout = CmTimeout::from_exponent(22);
 
 /// Returns a queue pair that is ready to send and to receive.

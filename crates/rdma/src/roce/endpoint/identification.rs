@@ -17,12 +17,13 @@ use std::{
 
 /// How far an Identification may be ahead of the previous one.
 const MAX_STEP: u16 = 256;
-/// The Identifications from 0 on that this library uses: the packets of one group.
+/// The number of Identifications that this library uses, from 0 on: the most packets in one group.
 const GROUP: u16 = 128;
 /// The number of consecutive packets with unexpected values after which the sender's values are considered
 /// unordered.
 const MAX_UNEXPECTED: u8 = 8;
-/// The time without a packet after which every value is accepted. Each retry of a peer comes later.
+/// The time without a packet after which every value is accepted. A peer waits longer than this before each
+/// retry.
 const SILENCE: Duration = Duration::from_millis(1);
 
 /// The Identifications of the packets that one peer sends on a connection.
@@ -30,11 +31,11 @@ const SILENCE: Duration = Duration::from_millis(1);
 pub(super) struct Identification {
     /// The value of the last accepted packet.
     last: Option<u16>,
-    /// The difference between the last two accepted packets, 0 or 1.
+    /// The difference between the values of the last two accepted packets, as 0 or 1.
     step: u16,
     /// The value of the last packet that was not accepted.
     candidate: Option<u16>,
-    /// The unexpected values in a row.
+    /// The number of consecutive unexpected values.
     unexpected: u8,
     /// Whether the sender's values have no order, and all are accepted.
     is_unordered: bool,
@@ -155,7 +156,7 @@ mod tests {
 
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    /// A connection, at a time that only the test moves.
+    /// A connection, with a clock that only the test advances.
     struct Receiver {
         identification: Identification,
         now: Instant,
@@ -231,7 +232,7 @@ mod tests {
         }
         receiver.now += SILENCE / 2;
         assert!(!receiver.accept(50_000));
-        // It is sent again.
+        // The packet is sent again.
         receiver.now += SILENCE / 2;
         assert!(receiver.accept(20_000));
     }

@@ -47,7 +47,7 @@ impl Endpoint {
         self.settle(now, number);
     }
 
-    /// Answers a DREQ for a communication that no longer exists, so that the peer can end.
+    /// Answers a DREQ for a communication that no longer exists, so that the peer can finish its disconnect.
     fn answer_stray(&mut self, mut path: Path, mad: &Mad) {
         //= ROCE-12.9-09
         if let Message::DisconnectRequest(request) = &mad.message {
@@ -177,8 +177,8 @@ impl Endpoint {
         let what =
             "RoCE: the peer has started again, and uses the queue pair for another connection";
         let error = ProviderError::new(ProviderErrorKind::Reset, what);
-        // A request that is not answered yet is not connected. It is not ended, because a flood of
-        // requests would otherwise leave an ended communication for each.
+        // A request that is not answered yet is not a connection, so it is not ended. Otherwise a flood of
+        // requests would leave one ended communication each.
         let connection = self.connections.get(&number);
         if connection.is_some_and(Connection::takes_packets) {
             self.end(now, number, Disconnect::Broken(error), Cause::Aborted);
@@ -212,8 +212,8 @@ impl Endpoint {
     }
 }
 
-/// Returns whether the system sends an answer over the reverse of `path`. An answer to port 0 or from a
-/// broadcast address fails with an error that turns off segmentation offload for all peers of the socket.
+/// Returns whether an answer can be sent over the reverse of `path`. An answer to port 0 or from a broadcast
+/// address fails with an error that turns off segmentation offload for all peers of the socket.
 pub(super) fn can_be_answered(path: Path) -> bool {
     let local = path.local.ip();
     let is_broadcast = local == IpAddr::V4(Ipv4Addr::BROADCAST);

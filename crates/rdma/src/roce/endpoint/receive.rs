@@ -21,8 +21,8 @@ impl Endpoint {
         self.handle_datagram_in(None, now, path, datagram)
     }
 
-    /// This is [`handle_datagram`](Self::handle_datagram) for a datagram in `block`, of which received
-    /// messages may be slices.
+    /// Does the same as [`handle_datagram`](Self::handle_datagram) for a datagram in `block`. Received messages
+    /// may be slices of `block`.
     pub(in crate::roce) fn handle_datagram_in(
         &mut self,
         block: Option<&Bytes>,
@@ -81,7 +81,7 @@ impl Endpoint {
         if !output.is_empty() {
             self.apply(now, number, output);
         }
-        // The packets of a group are mostly for one queue pair, which is settled once.
+        // The packets of a group are usually for one queue pair, which is then settled only once.
         if self.unsettled.last() != Some(&number) {
             self.unsettled.push(number);
         }
@@ -110,7 +110,7 @@ impl Endpoint {
     }
 }
 
-/// Returns whether a packet for queue pair 1 is a datagram of the CM's queue pair at the peer.
+/// Returns whether a packet for queue pair 1 comes from the queue pair of the peer's CM.
 fn is_general_services(bth: &Bth, extended: &Extended) -> bool {
     //= ROCE-12.6-02
     match extended {

@@ -106,7 +106,7 @@ pub const MAX_REQUEST_DATA: usize = 92 - 36 - 8;
 /// The most bytes of private data in the answer: 196, without the signature of this library.
 pub const MAX_REPLY_DATA: usize = 196 - 8;
 
-/// A change that the owner of an endpoint has to know.
+/// A change that the owner of an endpoint has to know about.
 #[derive(Debug, PartialEq, Eq)]
 pub enum EndpointEvent {
     /// A peer asks to connect. The owner calls [`Endpoint::accept`](super::Endpoint::accept) or

@@ -5,16 +5,16 @@
 //!
 //! * A REQ or DREQ with it is answered to the UDP port it came from. Other implementations receive on
 //!   port 4791 only, and choose any source port.
-//! * Private data arrives with its length.
+//! * The length of the private data is transmitted.
 //! * A DREQ tells whether the connection ended gracefully.
 
 use bytes::Bytes;
 
 use crate::roce::cm::PrivateData;
 
-/// The first 7 bytes.
+/// The first 7 bytes of the signature.
 const MAGIC: [u8; 7] = *b"SMBDudp";
-/// The length in bytes.
+/// The length of the signature in bytes.
 const LENGTH: usize = MAGIC.len() + 1;
 
 /// Returns private data with the signature. `value` is its last byte.
@@ -38,15 +38,14 @@ fn value<const N: usize>(data: &PrivateData<N>) -> Option<u8> {
     }
 }
 
-/// Returns private data that arrives with its length at an end of this library, or `None` if it is
-/// too long.
+/// Returns `header` and `data` with a signature that holds the length of `data`, or `None` if they are too long.
 pub(super) fn sign<const N: usize>(header: &[u8], data: &[u8]) -> Option<PrivateData<N>> {
     let length = u8::try_from(data.len()).ok()?;
     signed(&[header, data].concat(), length)
 }
 
-/// Returns the private data after the first `header` bytes, and whether the peer is an end of this
-/// library. From others, private data arrives with zeros at its end.
+/// Returns the private data after the first `header` bytes, and whether the peer is an end of this library.
+/// Private data of another implementation has zeros at its end.
 pub(super) fn open<const N: usize>(data: &PrivateData<N>, header: usize) -> (Bytes, bool) {
     let bytes = &data.as_bytes()[header..];
     match value(data) {
@@ -79,7 +78,8 @@ impl Cause {
         signed(&[], self as u8).expect("the signature fits")
     }
 
-    /// Returns the cause of a DREQ. Other implementations do not report this, and count as graceful.
+    /// Returns the cause of a DREQ. Other implementations do not report the cause. Their disconnects count as
+    /// graceful.
     pub(super) fn of(data: &PrivateData<220>) -> Self {
         match value(data) {
             Some(1) => Self::Aborted,

@@ -34,7 +34,7 @@ struct Network {
     sent: u64,
     /// The probability of the loss of a datagram.
     loss: f64,
-    /// The longest delay of a datagram. With more than zero they overtake each other.
+    /// The longest delay of a datagram. If it is not zero, datagrams can overtake each other.
     jitter: Duration,
     /// The events of each endpoint that the test has not taken yet.
     events: [VecDeque<EndpointEvent>; 2],
@@ -151,7 +151,7 @@ impl Network {
         }
     }
 
-    /// Lets the next thing happen. Returns false if nothing will happen any more.
+    /// Delivers the next datagram, or lets time pass until the next timeout. Returns false if there is neither.
     fn step(&mut self) -> bool {
         self.exchange();
         if let Some((time, _)) = self.flight.first_key_value().map(|(key, _)| *key) {

@@ -33,7 +33,7 @@ const PLACES: usize = 8;
 struct Known {
     /// The length of the UDP payload in bytes; 0 for an unused place.
     length: usize,
-    /// The last length that was not known. A length that comes twice becomes known.
+    /// The last length that was not known. A length that occurs a second time becomes known.
     candidate: usize,
     /// The register after the IP and UDP headers, with the Identification 0.
     register: u32,
@@ -47,8 +47,8 @@ struct Known {
 const SHORTEST: usize = Bth::LENGTH;
 /// The bytes of the IPv4 and UDP headers after the Identification.
 const AFTER_IDENTIFICATION: u32 = 22;
-/// The register of the CRC, from 0, after the headers in which only one bit of the Identification is
-/// set, for each bit.
+/// For each bit of the Identification, the register of a CRC that starts at 0, after headers in which only this
+/// bit is set.
 const IDENTIFICATION: [u32; 16] = {
     let mut registers = [0; 16];
     // The polynomial x^(8 * AFTER_IDENTIFICATION).
@@ -95,8 +95,8 @@ impl FlowIcrc {
         matches!(self.header.ip, IpHeader::V4 { .. })
     }
 
-    /// Returns the ICRC of a packet, in the byte order of the wire. `packet` is the packet from its
-    /// BTH to its pad. IPv6 packets have no Identification, and ignore it.
+    /// Returns the ICRC of a packet, in the byte order of the wire. `packet` is the packet from its BTH to its
+    /// pad. For IPv6, `identification` is ignored.
     ///
     /// # Panics
     /// Panics if the packet is shorter than a BTH.

@@ -1,4 +1,4 @@
-//! The ICRC against the worked packet of Linux rxe, a bitwise CRC, and every Identification.
+//! Tests of the ICRC against a packet of Linux rxe, a bitwise CRC, and every Identification.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -189,8 +189,8 @@ proptest! {
             if at == MASKED_BTH_BYTE {
                 prop_assert!(verify(&header, &datagram));
             } else {
-                // A burst of 8 bits cannot be mistaken for another Identification of 16 bits
-                // unless it is one, and the two are in different places.
+                // A CRC of 32 bits detects every change within 8 adjacent bits, so the ICRC is wrong with the
+                // true Identification.
                 prop_assert!(!verify(&header, &datagram));
                 if let IpHeader::V4 { .. } = header.ip {
                     prop_assert_ne!(solve(&header, &datagram), Some(identification));

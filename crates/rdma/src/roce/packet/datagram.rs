@@ -76,8 +76,8 @@ impl Packet {
     /// [`icrc::append`](crate::roce::icrc::append) adds the ICRC.
     ///
     /// # Panics
-    /// Panics if the extended headers do not belong to the opcode, or if a field of 24 bits has
-    /// more.
+    /// Panics if the extended headers do not belong to the opcode, or if the value of a field of 24 bits has more
+    /// bits.
     pub fn encode(&self, out: &mut impl BufMut) {
         assert_eq!(
             self.extended.layout(),
@@ -108,7 +108,8 @@ mod tests {
     use super::*;
     use crate::roce::packet::Opcode;
 
-    /// A packet of `opcode` in which every header byte is 0, with a payload of `length` bytes.
+    /// Returns a packet of `opcode` with a payload of `length` bytes. Its other header fields are 0, except the
+    /// pad count.
     fn datagram(opcode: u8, length: usize, headers: usize) -> Vec<u8> {
         let pad = pad_count(length);
         let mut bytes = vec![0; headers + length + pad + ICRC_LENGTH];

@@ -265,7 +265,7 @@ impl Extended {
     /// Writes the headers to the start of `out` and returns their length.
     ///
     /// # Panics
-    /// Panics if `out` is too short, or if a field of 24 bits has more.
+    /// Panics if `out` is too short, or if the value of a field of 24 bits has more bits.
     pub fn encode(&self, out: &mut [u8]) -> usize {
         match self {
             Self::Plain => {}

@@ -5,7 +5,7 @@ use super::DecodeError;
 /// The opcode of a packet: the transport service in the top three bits, the operation in the others
 /// (IBTA 9.2.1).
 ///
-/// The reliable connection (RC) and the unreliable datagram (UD) services are known, and the
+/// The known opcodes are those of the reliable connection (RC) and the unreliable datagram (UD) services, and the
 /// congestion notification packet of RoCEv2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -64,7 +64,7 @@ pub enum Opcode {
     CongestionNotification = 0x81,
 }
 
-/// The extended headers of an opcode, in the order of the wire.
+/// The extended headers of an opcode, in their order on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// No extended header.
@@ -125,7 +125,7 @@ impl Opcode {
     /// # Errors
     /// Returns an error if the opcode is not one of [`ALL`](Self::ALL).
     pub const fn decode(byte: u8) -> Result<Self, DecodeError> {
-        // The opcodes of RC are their own index up to a gap.
+        // Up to a gap in their numbers, the number of an opcode of RC is its index in `ALL`.
         if byte <= Self::FetchAdd as u8 {
             return Ok(Self::ALL[byte as usize]);
         }

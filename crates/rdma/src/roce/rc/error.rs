@@ -75,27 +75,28 @@ pub enum QueuePairError {
     /// The peer refused a request.
     #[error("the peer sent the NAK {0:?} (code {code})", code = .0.code())]
     Refused(NakCode),
-    /// The peer had no receive posted for a Send, as often as it was repeated.
+    /// The peer had no receive for a Send, each time that the Send was repeated.
     #[error("the peer posted no receive")]
     ReceiverNotReady,
     /// The peer acknowledged nothing for too long.
     #[error("the peer does not acknowledge packets")]
     Unacknowledged,
-    /// The peer acknowledged nothing for too long, and never a packet as long as the one that is due.
+    /// The peer acknowledged nothing for too long, and has never acknowledged a packet as long as the oldest
+    /// unacknowledged one.
     #[error(
         "the peer does not acknowledge packets of {lost} bytes, and has acknowledged none of more than {acknowledged}: \
          the network between may not carry packets of that size, see the MTU of the route"
     )]
     LongPacketsLost {
-        /// The payload in bytes of the packet that is due.
+        /// The length in bytes of the payload of the oldest unacknowledged packet.
         lost: usize,
-        /// The longest payload in bytes that was acknowledged.
+        /// The length in bytes of the longest payload that was acknowledged.
         acknowledged: usize,
     },
 }
 
 impl QueuePairError {
-    /// Returns the code of the NAK to send, or `None` if the error is one of this end's requests.
+    /// Returns the code of the NAK to send, or `None` if the error concerns a request of this end.
     pub const fn nak_code(&self) -> Option<NakCode> {
         //= ROCE-9.7.5-06
         match self {

@@ -53,7 +53,7 @@ pub(super) enum Arrival {
 }
 
 impl InboundMessage {
-    /// Returns whether no message is incomplete.
+    /// Returns whether the next packet begins a message.
     pub(super) fn is_between(&self) -> bool {
         self.progress == Progress::Between
     }

@@ -38,7 +38,7 @@ pub(super) struct Run<'a> {
     is_finished: bool,
 }
 
-/// The most bytes of one run. UDP over IPv4 has at most 65507.
+/// The most bytes of one run, which is sent by one call. Such a call takes at most 65507 bytes over IPv4.
 const MAX_RUN_BYTES: usize = 65_000;
 
 impl<'a> Run<'a> {

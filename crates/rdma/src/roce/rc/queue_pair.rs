@@ -60,7 +60,7 @@ pub struct QueuePair {
     limits: Limits,
     /// Whether the next run of packets begins with responses to Reads.
     responses_first: bool,
-    /// Whether an acknowledgement has waited for a run of packets.
+    /// Whether an acknowledgement had to wait while a run of packets was sent.
     is_reply_late: bool,
     /// Whether the queue pair takes no more work and finishes what was posted.
     closing: bool,
@@ -132,7 +132,7 @@ impl QueuePair {
         self.limits
     }
 
-    /// Returns what was sent again.
+    /// Returns the retransmissions so far.
     pub const fn retransmissions(&self) -> RetransmissionStatistics {
         self.requester.statistics()
     }
@@ -188,7 +188,7 @@ impl QueuePair {
         Some(Completion::Disconnected(ended))
     }
 
-    /// Moves all completions except the last one of the connection to `into`, which is empty.
+    /// Moves all completions except the disconnect to `into`, which has to be empty.
     #[cfg(feature = "tokio")]
     pub(in crate::roce) fn take_completions(
         &mut self,
@@ -224,7 +224,7 @@ impl QueuePair {
         self.handle_payload(now, bth, extended, payload);
     }
 
-    /// This is [`handle`](Self::handle) for a payload of whose memory messages may be slices.
+    /// Does the same as [`handle`](Self::handle), but messages may be slices of the memory of the payload.
     pub(in crate::roce) fn handle_payload(
         &mut self,
         now: Instant,
@@ -307,9 +307,9 @@ impl QueuePair {
         packet
     }
 
-    /// Appends the next datagrams to `out`, each with its ICRC: at most `max_datagrams`, all of the
-    /// same length except the last, which may be shorter, as UDP_SEGMENT takes them. Returns the
-    /// length of each datagram except the last, or `None` if there is nothing to send.
+    /// Appends the next datagrams to `out`, each with its ICRC: at most `max_datagrams`, all of the same length
+    /// except the last, which may be shorter, as `UDP_SEGMENT` requires. Returns the length of each datagram
+    /// except the last, or `None` if there is nothing to send.
     ///
     /// The Identification that the ICRCs cover counts from 0, as the kernel numbers the datagrams of
     /// one call.

@@ -54,10 +54,10 @@ pub(super) struct Requester {
     longest_acknowledged: usize,
     /// The Read requests whose responses are incomplete, oldest first.
     reads: VecDeque<ReadRange>,
-    /// The value of `unacknowledged` at which a gap last caused a retransmission. Packets that were
-    /// in flight then report the same gap again.
+    /// The value of `unacknowledged` at which a gap last caused a retransmission. The packets that were in flight
+    /// at that time can cause further reports of the same gap.
     resent_at: Option<u64>,
-    /// The packets since the last one that asked for an acknowledgement.
+    /// The number of packets sent since the last one that asked for an acknowledgement.
     unrequested: u64,
     window: Window,
     timer: RetransmissionTimer,
@@ -76,13 +76,14 @@ pub struct RetransmissionStatistics {
     /// How often everything in flight was sent again because the peer reported a gap, or because a response was
     /// missing.
     pub gaps: u64,
-    /// How often the peer acknowledged nothing in time, so that sending again began.
+    /// How often the peer acknowledged nothing in time, so that packets were sent again.
     pub timeouts: u64,
-    /// The timeouts after which the peer turned out to have received the packets.
+    /// The number of needless timeouts: the peer turned out to have received the packets.
     pub needless: u64,
     /// How often the peer asked for a pause, because it had no receive.
     pub pauses: u64,
-    /// The packets and responses to Reads that were in flight when retransmissions began.
+    /// The number of packets, including those of responses to Reads, that were in flight when retransmissions
+    /// began.
     pub packets: u64,
 }
 
@@ -125,7 +126,7 @@ impl Requester {
         }
     }
 
-    /// Returns what was sent again.
+    /// Returns the retransmissions so far.
     pub(super) const fn statistics(&self) -> RetransmissionStatistics {
         self.statistics
     }
@@ -147,7 +148,7 @@ impl Requester {
         self.paused_until.or_else(|| self.timer.deadline())
     }
 
-    /// Sends again, continues after a pause, or gives up, if it is time to.
+    /// If a timer has expired, sends packets again, continues after a pause, or gives up.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Result<(), QueuePairError> {
         if let Some(end) = self.paused_until {
             if now >= end {
@@ -179,8 +180,8 @@ impl Requester {
         }
     }
 
-    /// Returns the length in bytes of the payload of the packet that is acknowledged next, of a request or of a
-    /// response.
+    /// Returns the length in bytes of the payload of the packet that is acknowledged next. The packet can belong
+    /// to a request or to a response.
     fn next_acknowledged_length(&self) -> usize {
         let oldest = self.queue.front();
         oldest.map_or(0, |request| request.payload_of(self.unacknowledged).1)
@@ -250,10 +251,11 @@ impl Requester {
     fn next_read_end(&self, request: &Request) -> Option<u64> {
         let again = self.reads.iter().find(|range| range.end > self.next);
         if let Some(range) = again {
-            // Requests are sent again one after the other, because a late response to the next one shows that
-            // nothing was lost.
+            // After a timeout, a request is sent again only when the one before it is answered. If a late
+            // response arrives meanwhile, nothing was lost, and no further request has to be sent again.
             let waits = self.timed_out_at.is_some() || self.room() == 0;
-            // A responder repeats a response only within the bounds of its request.
+            // The request keeps its end, because a responder repeats a response only within the bounds of the
+            // original request.
             return (!waits || self.next == self.unacknowledged).then_some(range.end);
         }
         //= ROCE-9.7.4-03
@@ -387,8 +389,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Acknowledges the packets before `end`. Returns false if the response to a Read before `end`
-    /// is missing, and then sends its request again.
+    /// Acknowledges the packets before `end`. Returns false if the response to a Read before `end` is missing.
+    /// The request of that Read is then sent again.
     fn acknowledge(&mut self, now: Instant, end: u64, shared: &mut Shared) -> bool {
         let missing = self
             .reads
@@ -491,7 +493,7 @@ impl Requester {
         self.timer.restart();
     }
 
-    /// Forgets a timeout, after which packets were lost or everything is acknowledged.
+    /// Forgets the last timeout, because packets were lost or everything is acknowledged.
     const fn forget_timeout(&mut self) {
         self.timed_out_at = None;
         self.window.forget_closing();
@@ -508,7 +510,7 @@ impl Requester {
         self.start.add(sequence as u32)
     }
 
-    /// Returns the sequence number of a PSN that is sent and not acknowledged.
+    /// Returns the sequence number of `psn`, or `None` if no packet with this PSN is in flight.
     fn in_flight(&self, psn: Psn) -> Option<u64> {
         let distance = psn.distance(self.psn(self.unacknowledged));
         let sequence = self

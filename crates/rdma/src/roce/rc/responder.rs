@@ -47,7 +47,7 @@ pub(super) struct Responder {
     reply: Option<Reply>,
     /// Whether packets after the expected one are dropped without another NAK.
     nak_sent: bool,
-    /// The RNR NAKs since the last message.
+    /// The number of RNR NAKs since the last message.
     rnr_naks: u32,
 }
 
@@ -132,7 +132,7 @@ impl Responder {
         }
     }
 
-    /// Returns whether no response waits to be sent.
+    /// Returns whether neither a response nor an acknowledgement waits to be sent.
     pub(super) fn is_idle(&self) -> bool {
         self.unanswered == 0 && self.reply.is_none()
     }
@@ -168,7 +168,7 @@ impl Responder {
         self.execute(bth, extended, payload, shared)
     }
 
-    /// Answers a duplicate request. One that was never executed has no effect.
+    /// Answers a duplicate request. A request that was never executed has no effect.
     fn repeat(&mut self, bth: &Bth, extended: &Extended, memory: &MemoryTable) {
         use Opcode as Op;
         match (bth.opcode, extended) {
@@ -222,7 +222,7 @@ impl Responder {
         let known = &mut self.reads[place];
         let start = again.from.offset.wrapping_sub(known.from.offset);
         known.response = Some(match known.response {
-            // What is still to be sent includes it.
+            // The part that is still to be sent includes the repeated part.
             Some(response) if response.psn.distance(psn) < 0 => response,
             Some(_) => Response {
                 left: known.length - start as u32,
@@ -233,7 +233,7 @@ impl Responder {
                 again.whole()
             }
         });
-        // The peer accepts the responses in order. What was sent of later ones was too early for it.
+        // The peer accepts responses only in order, so it has dropped what was already sent of later responses.
         for later in self.reads.iter_mut().skip(place + 1) {
             later.response = later.response.map(|_| later.whole());
         }
@@ -284,8 +284,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Expects the packet `next`, and forgets a Read that then is half of all PSNs behind. It can no
-    /// longer be repeated, and its PSN would seem to be a later one.
+    /// Expects the packet `next`, and forgets each Read that is then at least half of the PSN space behind. The
+    /// peer can no longer repeat such a Read, and its PSN would count as a later one.
     fn advance_to(&mut self, next: Psn) {
         self.expected = next;
         while let Some(oldest) = self.reads.front()
@@ -390,7 +390,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Returns the Read of a request.
+    /// Returns the Read that a request asks for.
     const fn read(&self, psn: Psn, reth: &Reth) -> InboundRead {
         let packets = packets_of(reth.length as usize, self.path_mtu);
         InboundRead {

@@ -37,7 +37,7 @@ const INITIAL_TIMEOUT: Duration = Duration::from_millis(100);
 /// The timeout in measured round trips.
 const ROUND_TRIPS: u32 = 4;
 
-/// What an expired timer calls for.
+/// What the requester has to do when it checks the timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expired {
     /// The timer has not expired.
@@ -177,7 +177,7 @@ mod tests {
         }
         timer.sent(now, Some(2));
         timer.progress(now, 2, true);
-        // Seven parts of 10 ms and one of 0 ms.
+        // The smoothed round trip is seven eighths of 10 ms, and one eighth of 0 ms.
         let timeout = milliseconds(10) * 7 / 8 * ROUND_TRIPS;
         assert_eq!(timer.deadline(), Some(now + timeout));
     }
@@ -214,7 +214,7 @@ mod tests {
         let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, delay, 1);
         timer.sent(start, Some(1));
         assert_eq!(timer.deadline(), Some(start + INITIAL_TIMEOUT + delay));
-        // The longest timeout, and the time after which the connection breaks.
+        // The delay is added to the longest timeout, and to the time after which the connection breaks.
         timer.progress(start + 2 * delay, 1, true);
         let mut now = timer.deadline().unwrap();
         assert_eq!(now, start + 2 * delay + ACK_TIMEOUT + delay);

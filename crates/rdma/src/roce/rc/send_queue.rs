@@ -1,10 +1,9 @@
 //! [`Request`]: a posted work request, and how it is cut into packets.
 //!
-//! A Write becomes one message per packet instead of one message of many packets. All of its
-//! datagrams then have the same length, also together with those of the next Write, and one system
-//! call sends many datagrams of the same length. With a First packet, which is longer than the
-//! others by its RETH, each Write would need at least two calls. A short Write is cut into parts of the
-//! same length, because a shorter last part would end the call.
+//! A Write becomes one message per packet instead of one message of many packets. All of its datagrams then have
+//! the same length, as have those of the next Write, and one system call sends many datagrams of the same length.
+//! With a First packet, which is longer than the others by its RETH, each Write would need at least two calls. A
+//! short Write is cut into parts of the same length, because a shorter last part would end the call.
 
 use super::shared::PacketSink;
 use crate::{
@@ -19,11 +18,11 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) work: WorkRequest,
-    /// The sequence number of its first packet.
+    /// The sequence number of the first packet.
     pub(super) first: u64,
     /// The number of packets: those of the request, or those of the response to a Read.
     pub(super) packets: u64,
-    /// The bytes of payload of each packet except the last one, which may have less.
+    /// The bytes of payload of each packet except the last one, which may have fewer.
     stride: usize,
 }
 
@@ -59,7 +58,7 @@ impl Request {
         }
     }
 
-    /// Returns the sequence number after its last packet.
+    /// Returns the sequence number after the last packet.
     pub(super) const fn end(&self) -> u64 {
         self.first + self.packets
     }
@@ -157,7 +156,7 @@ const fn stride_of(length: usize, path_mtu: usize) -> usize {
     length.div_ceil(length.div_ceil(path_mtu))
 }
 
-/// Returns the bytes that work sends or reads.
+/// Returns the number of bytes that `work` sends or reads.
 fn length_of(work: &WorkRequest) -> usize {
     match work {
         WorkRequest::Send {
@@ -199,7 +198,7 @@ mod tests {
         Request::new(work, 5, path_mtu)
     }
 
-    /// Datagrams that differ in length by less than their pad are equally long.
+    /// Payloads that have the same length after padding give datagrams of the same length.
     //= ROCE-SW-03 test
     #[test]
     fn the_packets_of_a_short_write_have_the_same_length() {

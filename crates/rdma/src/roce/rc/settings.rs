@@ -1,4 +1,4 @@
-//! The settings of a queue pair, which connecting determines.
+//! The settings of a queue pair, which are determined when it connects.
 
 use std::time::Duration;
 

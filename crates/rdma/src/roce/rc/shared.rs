@@ -21,7 +21,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Completes a Send. It also completes a Send that finished immediately before it.
+    /// Completes a Send. The completion replaces that of a Send that finished immediately before.
     pub(super) fn sent(&mut self, id: WorkId) {
         match self.completions.back_mut() {
             Some(Completion::Sent { id: last }) => *last = id,

@@ -2,8 +2,8 @@
 //!
 //! A reliable connection retransmits everything after a lost packet. So a sender that fills a full buffer again
 //! and again makes no progress. The window halves on loss and then grows back, like the congestion window of TCP.
-//! After a timeout it first closes, because a peer that only answered late shows this after the first packet. Its
-//! maximum bounds what a peer has to buffer.
+//! After a timeout the window first closes to a few packets, because the answer to the first packet shows whether
+//! the peer was only late. The maximum of the window bounds what a peer has to buffer.
 
 /// The number of packets that may be sent and not acknowledged.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(super) struct Window {
     /// The size up to which the window grows by one packet for each acknowledged packet. Above it,
     /// the window grows by one packet for each acknowledged window.
     threshold: u32,
-    /// The packets that were acknowledged since the window grew above the threshold.
+    /// The number of packets acknowledged since the window last grew, while it is above the threshold.
     acknowledged: u32,
     max: u32,
     /// The number of packets and the threshold before the window closed.
@@ -23,8 +23,8 @@ pub(super) struct Window {
 const INITIAL_PACKETS: u32 = 64;
 /// The least size, which keeps one packet on its way while another is acknowledged.
 const MIN_PACKETS: u32 = 2;
-/// The most packets that are sent again after a timeout before the peer answers. With fewer, a timeout is needed
-/// more often to notice that they are lost again.
+/// The most packets that are sent again after a timeout before the peer answers. With fewer packets, it takes a
+/// timeout more often to detect that they are lost again.
 const PACKETS_AFTER_TIMEOUT: u32 = 8;
 /// The most packets in flight. The PSNs of packets in flight must be within half of the number
 /// space; this is far below it.
@@ -72,8 +72,7 @@ impl Window {
         self.before_closing = None;
     }
 
-    /// Closes to a few packets after a timeout. The window grows back to half of its size in the way of a new
-    /// window.
+    /// Closes to a few packets after a timeout. The window grows back to half of its size as a new window grows.
     //= ROCE-SW-05
     pub(super) fn close(&mut self) {
         match self.before_closing {
@@ -153,7 +152,7 @@ mod tests {
         }
         window.reopen();
         assert_eq!(window.packets(), 200);
-        // After a loss it grows quickly to a half, and then slowly.
+        // After a loss, the window grows quickly to half of its size, and then slowly.
         window.close();
         window.grow(1000);
         assert_eq!(window.packets(), 100);

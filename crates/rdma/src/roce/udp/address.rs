@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns an address with an IPv4-mapped IPv6 address as IPv4. The scope of an IPv6 address stays.
+/// Converts an IPv4-mapped IPv6 address to IPv4. Another IPv6 address keeps its scope.
 pub(super) const fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
@@ -20,7 +20,6 @@ pub(super) fn for_socket(address: SocketAddr, socket: SocketAddr) -> SocketAddr 
     }
 }
 
-/// Returns an address with another port.
 pub(super) const fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address

@@ -21,8 +21,8 @@ pub struct RoceConfig {
     pub peer_udp_port: u16,
     /// The largest path MTU. `None` uses the largest one that fits the interface.
     pub path_mtu: Option<PathMtu>,
-    /// The longest time until a connection is established. The requests of the CM end after 33.5 s, so it is not
-    /// longer than that.
+    /// The longest time until a connection is established. The CM gives up after 33.5 s, so a longer time has no
+    /// effect.
     pub connect_timeout: Duration,
     /// The longest time that a peer may take to confirm that it was accepted.
     pub accept_timeout: Duration,
@@ -33,16 +33,16 @@ pub struct RoceConfig {
     /// the peer. Further requests are ignored, and their senders repeat them.
     pub max_half_open: usize,
     /// The most bytes of one connection that are sent and not acknowledged. Between two ends with the same IP
-    /// address it is an eighth of the receive buffer of this end's socket, if that is more, up to 1 MiB.
+    /// address, the limit is an eighth of the receive buffer of this end's socket if that is more, up to 1 MiB.
     pub max_in_flight: usize,
-    /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have
-    /// moved since its last sleep. With zero it sleeps at once.
+    /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have moved since its
+    /// last sleep. With zero it sleeps immediately.
     pub poll_window: Duration,
     /// An observer of all datagrams.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
-/// The most bytes in flight between two ends of one machine, if `max_in_flight` is not more.
+/// The most bytes in flight between two ends of one machine, if `max_in_flight` is not larger.
 const MAX_WITHIN_HOST: usize = 1 << 20;
 /// The most RDMA Reads at a time.
 const MAX_READS: u8 = 128;
@@ -99,7 +99,7 @@ mod tests {
         let config = RoceConfig::default();
         let within =
             |config: &RoceConfig, buffer| config.endpoint(buffer).max_in_flight_within_host;
-        // Without privileges a socket has 416 KiB, and with them 8 MiB.
+        // Without privileges, the receive buffer of a socket has 416 KiB, and with them 8 MiB.
         for (buffer, expected) in [
             (0, 1 << 18),
             (425_984, 1 << 18),

@@ -33,7 +33,7 @@ impl Running {
         let shared = Arc::new(Shared::new(common.clone())?);
         core.users += 1;
         core.drivers.push((runtime.id(), Arc::downgrade(&shared)));
-        // A runtime that ends drops the task, which takes the lock.
+        // If the runtime has ended, `spawn` drops the task, and dropping the task takes the lock.
         drop(core);
         runtime.spawn(drive(Driver(shared.clone())));
         Ok(Self { shared })
@@ -89,8 +89,8 @@ async fn drive(driver: Driver) {
 
 /// Waits until a time of the system's clock, or for ever.
 ///
-/// The timers of an endpoint run in the time of the system, as those of the system's TCP do. The runtimes that
-/// use the endpoint may have paused or moved their clocks, each to another time.
+/// The timers of an endpoint use the system's clock, as those of the system's TCP do. The runtimes that use the
+/// endpoint may have paused their clocks or advanced them, each to another time.
 async fn sleep_until(deadline: Option<Instant>) {
     let Some(deadline) = deadline else {
         return pending().await;
@@ -103,7 +103,7 @@ async fn sleep_until(deadline: Option<Instant>) {
         sleep(left).await;
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            // The clock of the runtime was moved. It does not move by itself while a blocking task runs.
+            // The clock of the runtime was advanced. It does not advance by itself while a blocking task runs.
             let part = left.min(MAX_BLOCKING_SLEEP);
             let _ = spawn_blocking(move || thread::sleep(part)).await;
         }

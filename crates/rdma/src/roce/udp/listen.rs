@@ -39,8 +39,8 @@ impl RoceListener {
         }
     }
 
-    /// Returns whether packets of the path MTU of a request reach the peer. If not, rejects the
-    /// request with the path MTU that does.
+    /// Returns whether packets with the path MTU of a request can reach the peer. If not, rejects the request,
+    /// and names the largest path MTU that can.
     fn fits(&self, request: &Request) -> bool {
         let remote = request.path.remote;
         let Ok(route) = route_to(remote) else {

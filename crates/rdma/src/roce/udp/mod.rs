@@ -8,11 +8,10 @@
 //!
 //! # Ports
 //!
-//! Every listener receives on UDP port 4791, which RoCE adapters and Linux rxe always send to. The
-//! port of SMB Direct is part of the service ID. An end that connects uses UDP port 4791 too. If
-//! another process or the kernel's rxe has the port, it uses a free port, and then reaches only
-//! listeners of this library, which answer to the port of the request. So two processes on one
-//! machine can connect to each other.
+//! Every listener receives on UDP port 4791, which RoCE adapters and Linux rxe always send to. The port of SMB
+//! Direct is part of the service ID. An end that connects uses UDP port 4791 too. If another process or the
+//! kernel's rxe has the port, the end uses a free port, and then reaches only listeners of this library, which
+//! answer to the port of the request. This also lets two processes on one machine connect to each other.
 
 mod address;
 mod config;

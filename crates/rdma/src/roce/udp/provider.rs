@@ -37,9 +37,9 @@ use crate::{
 /// The provider of RoCEv2 in software, over UDP.
 ///
 /// Clones share their sockets. A provider belongs to no runtime: connections and listeners work as long as the
-/// runtime in which they were made runs. Other runtimes that use the provider may have ended, or may not be
-/// driven. Its own timers (retransmission, connecting, closing) run in the time of the system, as those of the
-/// system's TCP do, also if the clock of the runtime is paused.
+/// runtime in which they were made runs. They do not depend on other runtimes that use the provider. The timers
+/// of the provider (retransmission, connecting, closing) use the system's clock, as those of the system's TCP do,
+/// even if the clock of the runtime is paused.
 #[derive(Clone, Debug, Default)]
 pub struct Roce {
     config: Arc<RoceConfig>,

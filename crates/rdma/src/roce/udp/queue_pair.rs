@@ -22,7 +22,7 @@ use crate::{
     work::{Access, Completion, Room, Teardown, Token, WorkRequest},
 };
 
-/// A connection of an endpoint that has an owner. Dropping it gives the connection up.
+/// A connection of an endpoint that has an owner. Dropping it abandons the connection.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub(super) socket: Arc<Running>,
@@ -66,7 +66,7 @@ impl Drop for Owned {
 pub(super) struct RoceQueuePair {
     owned: Owned,
     path: Path,
-    /// Completions that were taken from the endpoint together, so that each does not need the lock.
+    /// Completions that were taken from the endpoint together, so that not each of them needs the lock.
     completions: VecDeque<Completion>,
     /// Whether the last poll has received as many datagrams as one poll may.
     is_unfinished: bool,
@@ -118,7 +118,7 @@ impl QueuePair for RoceQueuePair {
     }
 
     fn flush(&mut self, _: &mut Context<'_>, _: u64) {
-        // The task of the socket continues if the socket is full.
+        // If the socket is full, its task sends the rest.
         self.owned
             .socket
             .shared

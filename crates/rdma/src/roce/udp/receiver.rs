@@ -22,7 +22,7 @@ pub(super) struct Receiver {
     /// call.
     blocks: [BytesMut; GROUPS],
     metas: [RecvMeta; GROUPS],
-    /// The memory of messages that have readers.
+    /// Counts the memory of messages that have readers.
     account: Account,
 }
 
@@ -62,7 +62,7 @@ enum Memory<'a> {
 }
 
 impl Receiver {
-    /// Makes the buffers of a socket whose messages are on `account`.
+    /// Makes the buffers of a socket whose messages are counted on `account`.
     pub(super) fn new(account: Account) -> Self {
         Self {
             blocks: Default::default(),

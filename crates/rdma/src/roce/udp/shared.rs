@@ -6,9 +6,9 @@
 //!   runtime B: queue pairs, listeners, task ──> Shared ──┘
 //! ```
 //!
-//! Each runtime that uses the socket has a descriptor of its own for it and a task that drives it. Any of
-//! the tasks receives for all connections and runs all timers, so a runtime that ends, or is not driven,
-//! stops no connection of another one.
+//! Each runtime that uses the socket has a descriptor of its own for it and a task that drives it. Any of the
+//! tasks receives for all connections and runs all timers, so a runtime that ends or is not polled stops no
+//! connection of another runtime.
 
 use std::{
     collections::HashMap,
@@ -51,7 +51,7 @@ pub(super) struct Common {
     bound: Arc<Bound>,
     core: Mutex<Core>,
     receiver: Mutex<Receiver>,
-    /// The memory of messages that have readers.
+    /// Counts the memory of messages that have readers.
     account: Account,
     tap: Option<Arc<dyn DatagramTap>>,
 }
@@ -75,10 +75,9 @@ pub(super) struct Core {
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
-    /// The last error of sending, with which datagrams were lost, and their destination.
+    /// The last error of a send whose datagrams were lost, and their destination.
     send_error: Option<(SocketAddr, io::Error)>,
-    /// The owners to wake after the lock is released. The owners of more connections are in `notices`, which
-    /// allocates.
+    /// The first owners to wake after the lock is released. Further owners are in `notices`, which allocates.
     woken: [Option<Waker>; 2],
     /// The notices to deliver after the lock is released, because a receiver may use the socket
     /// immediately.
@@ -139,9 +138,9 @@ pub(super) struct Request {
 /// The most groups of datagrams that one call receives or sends, so that other tasks can run.
 pub(super) const MAX_GROUPS_PER_CALL: usize = 64;
 
-/// The bytes of received datagrams after which acknowledgements are sent, even if more have arrived. An
-/// acknowledgement for each group would cost a system call each, and the sender should not wait for
-/// one with an empty window.
+/// The bytes of received datagrams after which acknowledgements are sent, even if more have arrived. With a lower
+/// limit, acknowledgements would cost more system calls. With a higher one, the sender could use up its window
+/// before an acknowledgement arrives.
 const MAX_BYTES_PER_ANSWER: usize = 100_000;
 
 /// The most calls that receive before timers are run. Together they take as much as the receive buffer of the
@@ -177,7 +176,7 @@ impl Common {
         })
     }
 
-    /// Returns the bytes of memory that readers of messages keep in use.
+    /// Returns how many bytes of memory the readers of messages keep in use.
     pub(super) fn lent_bytes(&self) -> usize {
         if self.account.bytes() > MAX_UNCHECKED_LOANS {
             cold_path();
@@ -351,8 +350,8 @@ impl Shared {
             .retain(|(_, other)| !std::ptr::eq(other.as_ptr(), self));
     }
 
-    /// Receives everything that has arrived, also datagrams that the runtime has not noticed yet. A deadline is
-    /// judged after it: this process may not have run for longer than that.
+    /// Receives everything that has arrived, including datagrams that the runtime has not noticed yet. Deadlines
+    /// are checked after this call, because they may have passed while this process did not run.
     pub(super) fn receive_everything(&self) {
         for _ in 0..MAX_RECEIVES_BEFORE_TIMERS {
             let receiver = self.common.receiver.lock();
@@ -450,7 +449,7 @@ impl Core {
         self.waiting.remove(&id);
     }
 
-    /// Begins to pass requests for `port` on.
+    /// Begins to pass requests for `port` to `requests`.
     pub(super) fn add_listener(
         &mut self,
         port: u16,
@@ -461,7 +460,7 @@ impl Core {
         Ok(port)
     }
 
-    /// Ends passing requests for `port` on.
+    /// Stops passing requests for `port` to its listener.
     pub(super) fn remove_listener(&mut self, port: u16) {
         self.listeners.remove(&port);
         self.endpoint.unlisten(port);

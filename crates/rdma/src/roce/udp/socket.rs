@@ -29,8 +29,8 @@ pub(super) struct Socket {
     bound: Arc<Bound>,
 }
 
-/// The size to ask for the receive buffer of the operating system, in bytes. Linux permits less to users
-/// without privileges, by `net.core.rmem_max`.
+/// The size to ask for the receive buffer of the operating system, in bytes. Without privileges, Linux limits the
+/// size to `net.core.rmem_max`.
 const BUFFER_BYTES: usize = 4 << 20;
 
 impl Bound {
@@ -98,8 +98,8 @@ impl Socket {
         self.io.try_io(Interest::WRITABLE, || {
             match self.bound.state.try_send((&self.io).into(), &message) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-                // The call may report the ICMP error of another peer instead of sending. An error of
-                // these datagrams appears again.
+                // The call may report the ICMP error of another peer instead of sending. An error that concerns
+                // these datagrams occurs again.
                 Err(_) => self.bound.state.try_send((&self.io).into(), &message),
                 sent => sent,
             }
@@ -152,7 +152,7 @@ impl Socket {
                     if let (quinn_udp::TransportErrorPayload::Unreachable, Some(peer)) =
                         (error.payload, error.addr)
                     {
-                        // The system does not tell the port.
+                        // The system does not report the port.
                         return Ok(peer.ip().to_canonical());
                     }
                 }
@@ -163,7 +163,7 @@ impl Socket {
 
 /// Makes the receive buffer of a socket as large as the system permits.
 fn enlarge_receive_buffer(socket: &RawSocket) {
-    // With a smaller buffer the path loses more packets, which are sent again.
+    // A failure is ignored: with a smaller buffer, more packets are lost and sent again.
     #[cfg(target_os = "linux")]
     if nix::sys::socket::setsockopt(
         socket,

@@ -149,7 +149,7 @@ fn connect_and_disconnect(seed: u64, loss: f64) -> bool {
 //= ROCE-12.9-01 test
 #[test]
 fn both_ends_agree_over_a_lossy_network() {
-    // A DREQ can overtake the RTU, and then one end never was connected.
+    // A DREQ can overtake the RTU, and then one end was never connected.
     for (loss, least) in [
         (0.0, 0.97),
         (0.05, 0.97),

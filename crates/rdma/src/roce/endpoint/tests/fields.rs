@@ -32,7 +32,7 @@ fn each_field_of_a_request_is_judged() {
         (|request| request.path_mtu = PathMtu::from_code(0), 26),
         (|request| request.path_mtu = PathMtu::from_code(6), 26),
         (|request| request.path_mtu = PathMtu::from_code(15), 26),
-        // These are taken.
+        // These values are accepted.
         (|request| request.queue_pair = 2, 0),
         (|request| request.queue_pair = 0xff_fffe, 0),
         (|request| request.starting_psn = 0, 0),
@@ -71,7 +71,7 @@ fn each_field_of_a_request_is_judged() {
         let mut network = Network::new(0);
         let mut request = foreign_request(7);
         change(&mut request);
-        // As a value, also with fields that have more bits than on the wire.
+        // `fault` also detects values that have more bits than the field on the wire.
         assert_eq!(
             request.fault().map_or(0, |reason| reason.0),
             *reason,
@@ -97,7 +97,8 @@ fn each_field_of_a_request_is_judged() {
     }
 }
 
-/// Answers the request of the first endpoint with a changed REP, and returns what it sends then.
+/// Answers the request of the first endpoint with a changed REP. Returns the messages that the first endpoint
+/// then sends.
 fn answered(change: fn(&mut ConnectReply)) -> (Network, ConnectionId, Vec<(&'static str, u16)>) {
     let mut network = Network::new(0);
     let id = network.connect();
@@ -219,7 +220,7 @@ fn a_request_from_a_connected_queue_pair_ends_the_old_connection() {
     let new = network.requested();
     network.accept(new);
     assert_eq!(messages(&mut network.ends[1]), [("REP", 0)]);
-    // Another port of an end of this library, another address and another number are other queue pairs.
+    // A queue pair with another number is not the connected one.
     let other = ConnectRequest {
         queue_pair: 0x12,
         ..foreign_request(4)
@@ -228,7 +229,7 @@ fn a_request_from_a_connected_queue_pair_ends_the_old_connection() {
     network.requested();
     assert_eq!(messages(&mut network.ends[1]), []);
     assert!(network.ends[1].limits(new).is_some());
-    // One that nobody serves ends nothing.
+    // A request that is rejected does not end the connection.
     let invalid = ConnectRequest {
         path_mtu: None,
         ..foreign_request(5)

@@ -81,7 +81,7 @@ fn other_implementations_are_answered_on_the_port_of_rocev2() {
     );
 }
 
-/// A peer that permits no repetition is told with the first RNR NAK that the connection is broken.
+/// If the peer permits no repetition, the first RNR NAK breaks the connection.
 //= ROCE-12.7-03 test
 #[test]
 fn sends_without_a_receive_are_repeated_as_often_as_the_peer_asks() {
@@ -178,7 +178,7 @@ fn a_flood_of_requests_takes_bounded_memory() {
     }
     assert_eq!(network.ends[1].connections.len(), 10);
     assert_eq!(network.ends[1].statistics().ignored_requests, 990);
-    // The peers never confirm, and their places become free.
+    // The peers never confirm, so their places become free after some time.
     let ids: Vec<_> = (0..10).map(|_| network.requested()).collect();
     for &id in &ids {
         network.accept(id);
@@ -190,7 +190,7 @@ fn a_flood_of_requests_takes_bounded_memory() {
     }
     network.forge_request(0xc000, foreign_request(2001));
     network.requested();
-    // Nor do messages that wait to be sent grow without bound.
+    // The number of messages that wait to be sent is also bounded.
     for id in 0..5000 {
         let request = ConnectRequest {
             service_id: ServiceId(id),
@@ -335,7 +335,7 @@ fn packets_of_linux_arrive_whatever_else_it_sends() {
     let mut network = Network::new(0);
     let ids = [network.connected(), network.connected()];
     let header = DatagramHeader::between(network.addresses[0], network.addresses[1]).unwrap();
-    // The connection, and its packets from a value of the counter on.
+    // Delivers `count` packets of a connection, with Identifications from `from` on.
     let arrive = |network: &mut Network, index: usize, count: u16, from: u16| {
         for identification in from..from + count {
             network.post(0, ids[index][0], send(1, "x"));
@@ -371,7 +371,7 @@ fn forged_and_damaged_packets_have_no_effect() {
         let now = network.now;
         network.ends[0].poll_transmit(now, 1, &mut out).unwrap();
         let path = network.path(1);
-        // From another address, and from another port of the same address.
+        // The packet comes from another address, or from another port of the same address.
         for (ip, port) in [("10.0.0.9", 4791), ("fd00::9", 4791)] {
             let remote = SocketAddr::new(ip.parse().unwrap(), port);
             let path = Path { remote, ..path };
@@ -380,7 +380,7 @@ fn forged_and_damaged_packets_have_no_effect() {
         let mut other = path;
         other.remote.set_port(4792);
         assert_eq!(network.ends[1].handle_datagram(now, other, &out), None);
-        // Each byte damaged, except the one that the ICRC does not cover.
+        // Each byte is damaged once, except the byte that the ICRC does not cover.
         for at in (0..out.len()).filter(|&at| at != 4) {
             let mut damaged = out.to_vec();
             damaged[at] ^= 0x10;
@@ -467,7 +467,7 @@ fn long_reads_of_a_hostile_peer_use_no_memory_and_delay_nobody() {
     for _ in 0..1000 {
         assert!(send_in_group(&mut network).is_some_and(|sends| sends.is_empty()));
     }
-    // Nothing is left of them when the connection ends.
+    // Nothing is left of the Reads when the connection ends.
     network.ends[1].disconnect(now, attacker[1], Teardown::Abort);
     let groups = std::iter::from_fn(|| send_in_group(&mut network));
     assert!(groups.count() <= 1);

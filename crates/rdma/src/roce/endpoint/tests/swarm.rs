@@ -5,7 +5,7 @@ use super::*;
 /// A connection, and the state of its two ends.
 struct Pair {
     ids: [ConnectionId; 2],
-    /// The messages that each end sent, and those that arrived at it.
+    /// The messages that each end sent; `arrived` holds the messages that it received.
     sent: [Vec<Bytes>; 2],
     arrived: [Vec<Bytes>; 2],
     ended: [bool; 2],
@@ -16,7 +16,8 @@ struct Pair {
 }
 
 fn run(seed: u64, loss: f64) {
-    // Nothing may be lost because a fifth of the datagrams is, and timeouts follow each other.
+    // The timeout is long, so that no work is lost even if a fifth of the datagrams is lost and several timeouts
+    // follow each other.
     let settings = EndpointSettings {
         close_timeout: Duration::from_secs(30),
         ..EndpointSettings::default()

@@ -76,8 +76,8 @@ fn answers_with_a_psn_that_is_not_in_flight_are_ignored() {
     }
 }
 
-/// Replayed packets, in any order and as often as they come, change nothing. Only Reads are
-/// executed again, and answer no more than their requests did.
+/// Replayed packets, in any order and as often as they come, change nothing. Only Reads are executed again, and
+/// they cause no more responses than the original requests.
 #[test]
 fn a_replayed_exchange_changes_nothing() {
     let mut ends = [End::new(), End::new()];
@@ -112,7 +112,7 @@ fn a_replayed_exchange_changes_nothing() {
     }
     assert_eq!(ends[0].completions().len(), 3);
     assert_eq!(ends[1].completions().len(), 1);
-    // The owner has changed the memory since, which a repeated Write would show.
+    // The owner changes the memory, so that a repeated Write would be visible.
     let memory = ends[1].queue_pair.memory();
     memory.write(region, 1).unwrap()[0] = 99;
     let mut random = fastrand::Rng::with_seed(1);
@@ -137,7 +137,7 @@ fn a_replayed_exchange_changes_nothing() {
     assert_eq!((buffer[0], buffer[1]), (99, 7));
 }
 
-/// A Read of no bytes needs no token. A forged one would otherwise stop the responses to genuine Reads.
+/// A Read of no bytes needs no token, so it is easily forged. It must not stop the responses to genuine Reads.
 //= ROCE-SW-04 test
 #[test]
 fn forged_duplicates_of_reads_stop_no_response() {
@@ -166,10 +166,10 @@ fn forged_duplicates_of_reads_stop_no_response() {
         (ReadResponseOnly, 4),
     ];
     assert_eq!(end.opcodes(), expected);
-    // The genuine one is answered again.
+    // The genuine Read is answered again.
     end.handle(&rdma(ReadRequest, 3, REMOTE, 0, 0));
     assert_eq!(end.opcodes(), [(ReadResponseOnly, 3)]);
-    // After as many further Reads as the peer may have outstanding, it is history.
+    // After as many further Reads as the peer may have outstanding, the responder has forgotten it.
     for at in 5..8 {
         end.handle(&rdma(ReadRequest, at, region, 1, 0));
         assert_eq!(end.opcodes(), [(ReadResponseOnly, at)]);

@@ -110,10 +110,10 @@ impl Setup {
     }
 }
 
-/// The conclusions that a peer may draw from the packets of a responder.
+/// The Reads of a peer, and what the peer knows about them from the packets of the responder.
 #[derive(Default)]
 struct Wire {
-    /// The response packets that each Read needs, by their numbers, and whether they were sent.
+    /// For each Read, the numbers of its response packets, and whether each of them was sent.
     reads: Vec<(std::ops::Range<u32>, Vec<bool>)>,
 }
 
@@ -165,7 +165,7 @@ fn a_duplicate_is_acknowledged_before_the_next_read() {
                 let packets: Vec<_> = a.iter().chain(&b).cloned().collect();
                 for duplicate in &packets {
                     let mut setup = Setup::new();
-                    // Tokens are random.
+                    // The packets are made again, because tokens are random.
                     let (a, _) = setup.packets(first, 0, 0);
                     let (b, _) = setup.packets(second, middle, 1);
                     let mut wire = Wire {
@@ -175,7 +175,7 @@ fn a_duplicate_is_acknowledged_before_the_next_read() {
                         setup.end.handle(packet);
                     }
                     let what = format!("{first:?}, {second:?}, queued {queued}, {duplicate:?}");
-                    // All, none or one of the responses are sent before.
+                    // All, none or one of the responses are sent before the duplicate arrives.
                     let before = match queued {
                         0 => setup.end.packets(),
                         1 => Vec::new(),
@@ -225,7 +225,7 @@ fn a_duplicate_is_acknowledged_before_the_next_read() {
                         assert_eq!(sent.len(), 1, "{what}");
                         assert_eq!(ack + 1, next_read.unwrap_or(end), "{what}");
                     }
-                    // The end is in order: a later Send arrives and is acknowledged.
+                    // The responder still works: a later Send arrives and is acknowledged.
                     setup.end.handle(&plain(Opcode::SendOnly, end, 1));
                     let sent = setup.end.packets();
                     wire.check(&sent);
@@ -396,7 +396,8 @@ fn a_duplicate_read_keeps_the_responses_to_later_ones() {
     }
 }
 
-/// A part of a Read that is being answered does not cut the response, nor does another range.
+/// A duplicate of a part of a Read does not cut the response that is being sent, nor does a request for another
+/// range.
 //= ROCE-SW-04 test
 #[test]
 fn a_duplicate_of_a_part_does_not_shorten_a_response() {
@@ -469,7 +470,7 @@ fn a_late_copy_of_an_answered_read_does_no_harm() {
     end.queue_pair.memory().deregister(region.token).unwrap();
     assert_eq!(end.opcodes(), []);
     assert!(!end.queue_pair.has_ended());
-    // A copy in the queue takes no place of a new Read.
+    // A copy that waits does not take the place of a new Read.
     let Setup {
         mut end, region, ..
     } = Setup::new();
@@ -527,7 +528,7 @@ fn duplicates_of_what_was_never_executed_have_no_effect() {
 }
 
 /// The PSN of the responder passes through all its values and begins again, with a duplicate and a Read now and
-/// then. A Read that is half of all PSNs behind does not seem to be a later one.
+/// then. A Read that is half of all PSNs behind is not taken for a later one.
 //= ROCE-9.7.2-01 test
 #[test]
 fn the_psn_of_the_responder_wraps() {
@@ -560,7 +561,8 @@ fn the_psn_of_the_responder_wraps() {
     assert!(!end.queue_pair.has_ended());
 }
 
-/// A Read whose response was never sent, because the socket was full, holds back no acknowledgement for ever.
+/// A Read whose response was never sent, because the socket was full, does not hold back acknowledgements for
+/// ever.
 #[test]
 fn a_read_that_is_half_of_all_psns_behind_is_forgotten_with_its_response() {
     let Setup {

@@ -1,4 +1,5 @@
-//! Tables of packets for the requester and the responder, and two queue pairs on a perfect network.
+//! Tests with tables of packets for the requester and the responder, and with two queue pairs on a perfect
+//! network.
 
 mod attacks;
 mod duplicates;
@@ -44,7 +45,7 @@ fn settings() -> QueuePairSettings {
     }
 }
 
-/// A queue pair whose packets and completions a test reads, and a time that only the test moves.
+/// A queue pair whose packets and completions a test reads, and a clock that only the test advances.
 struct End {
     queue_pair: QueuePair,
     now: Instant,

@@ -170,7 +170,7 @@ fn a_run_of_datagrams_is_what_udp_segment_takes() {
     assert_eq!(runs(&mut end, 4), expected);
 }
 
-/// A datagram of a Send has 16 bytes more than the Send, that of a Read request 32 bytes, and an acknowledgement 20.
+/// A datagram of a Send is 16 bytes longer than the Send. A Read request has 32 bytes, and an acknowledgement 20.
 #[test]
 fn only_the_last_datagram_of_a_run_is_shorter_and_none_is_longer() {
     use Opcode::*;

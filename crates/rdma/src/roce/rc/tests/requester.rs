@@ -4,7 +4,7 @@ use super::*;
 
 const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
 
-/// Returns a packet of a response that carries the bytes `range` of a Read.
+/// Returns a packet of the response to a Read, with the bytes `data`.
 fn response(opcode: Opcode, index: u32, data: &[u8]) -> Packet {
     let aeth = Aeth {
         syndrome: ACK,
@@ -110,19 +110,20 @@ fn the_window_bounds_the_packets_in_flight() {
     assert_eq!(again[0], (Opcode::WriteOnly, 10));
 }
 
-/// The answers after a timeout, and the packets that this end then sends.
+/// Each row has the answers after a timeout, the number of packets that this end then sends, and the number of
+/// needless timeouts.
 //= ROCE-SW-05 test
 #[test]
 fn a_late_acknowledgement_reopens_the_window() {
     for (answers, expected, needless) in [
         // The peer has received everything, and only answered late.
         (vec![(63, ACK)], 64, 1),
-        // It has received less than that, but more than what was sent again.
+        // The peer has received fewer packets, but more than were sent again.
         (vec![(8, ACK)], 64, 1),
-        // It has received nothing, and then what was sent again.
+        // The peer has received only the packets that were sent again.
         (vec![(7, ACK)], 16, 0),
         (vec![(3, ACK), (7, ACK)], 16, 0),
-        // It has received that, but a gap follows.
+        // The peer has received packets that were sent again, but a gap follows.
         (vec![(7, SEQUENCE_ERROR)], 7, 0),
     ] {
         let mut end = End::new();
@@ -291,7 +292,7 @@ fn a_response_acknowledges_everything_before_it_and_reveals_gaps() {
     let data = pattern(3 * MTU);
     end.handle(&response(ReadResponseFirst, 1, &data[..MTU]));
     assert_eq!(end.summary(), ["sent 1"]);
-    // The second packet is lost. The third shows it, and so would the acknowledgement.
+    // The second packet is lost. The third packet reveals this, and so would the acknowledgement.
     end.handle(&response(ReadResponseLast, 3, &data[2 * MTU..]));
     let packets = end.packets();
     let opcodes: Vec<_> = packets.iter().map(|packet| packet.bth.opcode).collect();
@@ -445,7 +446,7 @@ fn responses_that_do_not_fit_their_request_break_the_connection() {
         response(ReadResponseFirst, 0, &[]),
         response(ReadResponseFirst, 0, &pattern(MTU + 1)),
         packet(ReadResponseFirst, 0, nak, &pattern(MTU)),
-        // This one answers the Send.
+        // This response answers the Send.
         response(ReadResponseOnly, 2, &[1]),
     ] {
         let mut end = End::new();
@@ -491,7 +492,8 @@ fn unacknowledged_packets_are_sent_again_until_the_retries_are_used_up() {
 
 #[test]
 fn a_network_that_may_lose_long_packets_is_named() {
-    // The packets that are acknowledged before, and the work that is not.
+    // Each row has the length of a Write that is acknowledged, the length of one that is not, and whether the
+    // error names long packets.
     let table = [
         (Some(20), MTU, true),
         (Some(20), 3 * MTU, true),

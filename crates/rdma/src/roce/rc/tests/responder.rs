@@ -315,7 +315,7 @@ fn unsupported_and_overlong_requests_are_refused() {
         end.handle(&request);
         expect_nak(&mut end, 0, INVALID_REQUEST);
     }
-    // The longest message is too long for the region only.
+    // The longest permitted message is refused only because the region is shorter.
     for (opcode, payload) in [(WriteFirst, MTU), (ReadRequest, 0)] {
         let (mut end, region) = responder();
         end.handle(&rdma(opcode, 0, region, overlong - 1, payload));
@@ -491,7 +491,7 @@ fn duplicate_reads_are_executed_again_from_their_psn_on() {
         (ReadResponseOnly, 3),
     ];
     assert_eq!(end.opcodes(), expected);
-    // A duplicate that cannot be one is dropped, and does not end the connection.
+    // A request with an old PSN that repeats no Read is dropped, and does not end the connection.
     end.handle(&rdma(ReadRequest, 3, region, 2 * MTU as u32, 0));
     end.handle(&rdma(ReadRequest, 3, REMOTE, 1, 0));
     assert_eq!(end.opcodes(), []);
@@ -503,7 +503,7 @@ fn duplicate_reads_are_executed_again_from_their_psn_on() {
 fn a_send_waits_for_a_receive() {
     let mut end = End::new();
     end.handle(&plain(Opcode::SendFirst, 0, MTU));
-    // The other packets of the Send are dropped in silence.
+    // The other packets of the Send are dropped without an answer.
     end.handle(&plain(Opcode::SendLast, 1, 1));
     let [(0, Syndrome::RnrNak { timer: 16 }, 0)] = end.acks()[..] else {
         panic!("an RNR NAK is due");
