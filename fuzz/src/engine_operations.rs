@@ -272,32 +272,31 @@ fn some_room(input: &mut Input<'_>) -> Room {
 fn settings(input: &mut Input<'_>, policy: Policy) -> Settings {
     let credits = [10, 1, 2, 3, 255, u16::MAX];
     let second = Duration::from_secs(1);
-    Settings {
-        send_credit_target: input.pick(&credits),
-        receive_credit_max: input.pick(&credits),
-        max_send_size: input.pick(&[1364, 128, 8136]),
-        max_receive_size: input.pick(&[8192, 1364, 128]),
-        max_fragmented_receive_size: input.pick(&[1 << 20, 131_072]),
-        max_read_write_size: input.pick(&[8 << 20, 65_536]),
-        keepalive_interval: input.pick(&[120 * second, second]),
-        credit_grant_timeout: input.pick(&[Some(5 * second), None]),
-        policy,
-        ..Settings::default()
-    }
+    let mut changed = Settings::default();
+    changed.send_credit_target = input.pick(&credits);
+    changed.receive_credit_max = input.pick(&credits);
+    changed.max_send_size = input.pick(&[1364, 128, 8136]);
+    changed.max_receive_size = input.pick(&[8192, 1364, 128]);
+    changed.max_fragmented_receive_size = input.pick(&[1 << 20, 131_072]);
+    changed.max_read_write_size = input.pick(&[8 << 20, 65_536]);
+    changed.keepalive_interval = input.pick(&[120 * second, second]);
+    changed.credit_grant_timeout = input.pick(&[Some(5 * second), None]);
+    changed.policy = policy;
+    changed
 }
 
 fn policy(input: &mut Input<'_>) -> Policy {
     // Three bits and the byte after them have no meaning. Skipping them keeps the meaning of the
     // committed inputs.
     let [bits, _] = [input.byte(), input.byte()];
-    Policy {
-        revision: match bits & 32 {
-            0 => Revision::Current,
-            _ => Revision::V2014,
-        },
-        strict_last_credit: bits & 1 == 0,
-        tolerate_empty_in_sequence: bits & 4 != 0,
-    }
+    let mut policy_ = Policy::default();
+    policy_.revision = match bits & 32 {
+        0 => Revision::Current,
+        _ => Revision::V2014,
+    };
+    policy_.strict_last_credit = bits & 1 == 0;
+    policy_.tolerate_empty_in_sequence = bits & 4 != 0;
+    policy_
 }
 
 fn limits(input: &mut Input<'_>, receive_queues: &[usize]) -> Limits {

@@ -217,10 +217,8 @@ impl End {
             }
         }
         let crc = if smb.crc { MpaCrc::On } else { MpaCrc::Off };
-        let config = IwarpConfig {
-            crc,
-            ..self.setting.iwarp.clone()
-        };
+        let mut config = self.setting.iwarp.clone();
+        config.crc = crc;
         Ok(Arc::new(Iwarp::new(config)))
     }
 

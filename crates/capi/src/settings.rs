@@ -156,19 +156,18 @@ impl Prepared {
         // SAFETY: the array has this number of options, whose texts end with a 0 byte.
         unsafe { options::apply(given.options, given.options_count, &mut rdma) }?;
         let milliseconds = |value: u32| Duration::from_millis(value.into());
-        let config = Config::new(Settings {
-            send_credit_target: given.send_credit_target,
-            receive_credit_max: given.receive_credit_max,
-            max_send_size: given.max_send_size,
-            max_receive_size: given.max_receive_size,
-            max_fragmented_receive_size: given.max_fragmented_receive_size,
-            max_read_write_size: given.max_read_write_size,
-            keepalive_interval: milliseconds(given.keepalive_interval_ms),
-            keepalive_response_timeout: milliseconds(given.keepalive_response_timeout_ms),
-            active_negotiation_timeout: milliseconds(given.active_negotiation_timeout_ms),
-            passive_negotiation_timeout: milliseconds(given.passive_negotiation_timeout_ms),
-            ..Settings::default()
-        })?;
+        let mut settings = Settings::default();
+        settings.send_credit_target = given.send_credit_target;
+        settings.receive_credit_max = given.receive_credit_max;
+        settings.max_send_size = given.max_send_size;
+        settings.max_receive_size = given.max_receive_size;
+        settings.max_fragmented_receive_size = given.max_fragmented_receive_size;
+        settings.max_read_write_size = given.max_read_write_size;
+        settings.keepalive_interval = milliseconds(given.keepalive_interval_ms);
+        settings.keepalive_response_timeout = milliseconds(given.keepalive_response_timeout_ms);
+        settings.active_negotiation_timeout = milliseconds(given.active_negotiation_timeout_ms);
+        settings.passive_negotiation_timeout = milliseconds(given.passive_negotiation_timeout_ms);
+        let config = Config::new(settings)?;
         Ok(Self {
             rdma,
             config,

@@ -23,11 +23,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use smbdirect::rdma::{
-    iwarp::{Iwarp, IwarpConfig},
-    provider::Provider,
-    roce::{Roce, RoceConfig},
-};
+use smbdirect::rdma::{iwarp::Iwarp, provider::Provider, roce::Roce};
 use smbdirect_conform::{Case, Selection, Timers};
 use tokio::sync::oneshot;
 
@@ -239,19 +235,15 @@ impl Conform {
     fn provider(&self, captures: &Captures) -> Result<Arc<dyn Provider>> {
         let options = &self.options;
         if options.transport == Transport::Iwarp {
-            let config = IwarpConfig {
-                connect_timeout: self.connect.connect_timeout,
-                tap: captures.tap(),
-                ..options.rdma(None).iwarp
-            };
+            let mut config = options.rdma(None).iwarp;
+            config.connect_timeout = self.connect.connect_timeout;
+            config.tap = captures.tap();
             return Ok(Arc::new(Iwarp::new(config)));
         }
         if options.transport == Transport::Roce {
-            let config = RoceConfig {
-                connect_timeout: self.connect.connect_timeout,
-                tap: captures.datagram_tap(),
-                ..options.rdma(None).roce
-            };
+            let mut config = options.rdma(None).roce;
+            config.connect_timeout = self.connect.connect_timeout;
+            config.tap = captures.datagram_tap();
             return Ok(Arc::new(Roce::new(config)));
         }
         // Adapters make their packets themselves: with --pcap this call returns an error that explains it.

@@ -7,10 +7,7 @@ use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
 use smbdirect::{
     Config, ConfigError, Revision, Settings,
-    rdma::{
-        iwarp::{FpduAlignment, IwarpConfig, IwarpTuning, MpaCrc},
-        roce::RoceConfig,
-    },
+    rdma::iwarp::{FpduAlignment, MpaCrc},
 };
 pub(crate) use smbdirect_transport::Address;
 use smbdirect_transport::{Kind, RdmaSettings};
@@ -322,30 +319,20 @@ impl CommonOptions {
             kind: self.transport.into(),
             ..RdmaSettings::default()
         };
-        let default = IwarpConfig::default();
-        settings.iwarp = IwarpConfig {
-            crc: self.mpa_crc.into(),
-            // If a revision was requested, there is no fallback.
-            fall_back: self.mpa_revision.is_none(),
-            revision: self.mpa_revision.unwrap_or(default.revision),
-            ird: self.ird.unwrap_or(default.ird),
-            ord: self.ord.unwrap_or(default.ord),
-            tuning: IwarpTuning {
-                fpdu_alignment: self.mpa_alignment.into(),
-                ..default.tuning
-            },
-            ..default
-        };
+        let iwarp = &mut settings.iwarp;
+        iwarp.crc = self.mpa_crc.into();
+        // If a revision was requested, there is no fallback.
+        iwarp.fall_back = self.mpa_revision.is_none();
+        iwarp.revision = self.mpa_revision.unwrap_or(iwarp.revision);
+        iwarp.ird = self.ird.unwrap_or(iwarp.ird);
+        iwarp.ord = self.ord.unwrap_or(iwarp.ord);
+        iwarp.tuning.fpdu_alignment = self.mpa_alignment.into();
         let depth = |option: Option<u16>| option.and_then(|depth| u8::try_from(depth).ok());
-        let default = RoceConfig::default();
-        let udp_port = self.udp_port.unwrap_or(default.udp_port);
-        settings.roce = RoceConfig {
-            ird: depth(self.ird).unwrap_or(default.ird),
-            ord: depth(self.ord).unwrap_or(default.ord),
-            udp_port,
-            peer_udp_port: udp_port,
-            ..default
-        };
+        let roce = &mut settings.roce;
+        roce.ird = depth(self.ird).unwrap_or(roce.ird);
+        roce.ord = depth(self.ord).unwrap_or(roce.ord);
+        roce.udp_port = self.udp_port.unwrap_or(roce.udp_port);
+        roce.peer_udp_port = roce.udp_port;
         #[cfg(target_os = "linux")]
         {
             let verbs = &mut settings.verbs;

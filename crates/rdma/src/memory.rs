@@ -35,6 +35,7 @@ pub struct RegisterError {
 
 /// The reason why a buffer cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum RegisterFault {
     /// The buffer is too long for the 32 bits of a buffer descriptor.
     #[error("a registered buffer has at most 4294967295 bytes")]
@@ -64,6 +65,7 @@ pub fn in_one_descriptor(buffer: BytesMut) -> Result<(BytesMut, u32), RegisterEr
 
 /// The reason why a registration cannot be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DeregisterError {
     /// Queued work still reads from the buffer. The access of the peer has already ended.
     #[error("work that is still queued names the buffer")]
@@ -75,6 +77,7 @@ pub enum DeregisterError {
 
 /// The reason why an access of the peer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum AccessFault {
     /// No valid registration has this token.
     #[error("the token names no valid registration")]

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// The account to log in with.
+/// The account to log in with. Begin with `Account::default()`, which is anonymous, and set fields.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Account {
     /// The name of the user; empty for an anonymous session.
     pub user: String,

@@ -72,6 +72,7 @@ impl fmt::Display for Name {
 
 /// An entry of a directory.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// Its name.
     pub name: Name,

@@ -99,6 +99,7 @@ impl fmt::Debug for File {
 
 /// The result of a read.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Read {
     /// The caller's buffer, cut to the bytes that were read.
     pub data: BytesMut,
@@ -108,6 +109,7 @@ pub struct Read {
 
 /// The result of a write.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Written {
     /// The caller's buffer, unchanged.
     pub data: BytesMut,

@@ -35,6 +35,7 @@ const CREATE: Command = Command::Create;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OpenMode {
     /// An existing file, to read it. Others may read, write, rename and delete it meanwhile.
     Read,

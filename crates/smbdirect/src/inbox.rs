@@ -46,7 +46,8 @@ const ARENA_BYTES: usize = 64 << 10;
 static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
 /// A part of a message that has arrived; [`recv_segment`](crate::Connection::recv_segment) returns it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Segment {
     /// The bytes of the message that have arrived and were not taken before.
     pub payload: Bytes,

@@ -264,12 +264,10 @@ async fn short_messages_in_much_padding_use_little_memory<P: Attacker>() {
 /// messages of the victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
-    let mut scene = Scene::<IwarpPeer>::new(Settings {
-        keepalive_interval: Duration::from_secs(2),
-        keepalive_response_timeout: Duration::from_secs(1),
-        ..Settings::default()
-    })
-    .await;
+    let mut settings = Settings::default();
+    settings.keepalive_interval = Duration::from_secs(2);
+    settings.keepalive_response_timeout = Duration::from_secs(1);
+    let mut scene = Scene::<IwarpPeer>::new(settings).await;
     let served = region(&scene.victim, 64 << 20, Access::REMOTE_READ);
     let descriptor = served.descriptor();
     let before = (resident(), spent());
@@ -300,12 +298,10 @@ async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
 /// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_an_fpdu_ends_with_the_idle_timer() {
-    let mut scene = Scene::<IwarpPeer>::new(Settings {
-        keepalive_interval: Duration::from_secs(1),
-        keepalive_response_timeout: Duration::from_secs(1),
-        ..Settings::default()
-    })
-    .await;
+    let mut settings = Settings::default();
+    settings.keepalive_interval = Duration::from_secs(1);
+    settings.keepalive_response_timeout = Duration::from_secs(1);
+    let mut scene = Scene::<IwarpPeer>::new(settings).await;
     let target = region(&scene.victim, 60_000, Access::REMOTE_WRITE);
     let bytes = write(
         target.descriptor().token,

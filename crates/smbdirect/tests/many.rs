@@ -30,11 +30,10 @@ fn providers() -> Vec<Arc<dyn Provider>> {
 fn roce() -> Roce {
     let probe = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let udp_port = probe.local_addr().unwrap().port();
-    Roce::new(RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    })
+    let mut roce_config = RoceConfig::default();
+    roce_config.udp_port = udp_port;
+    roce_config.peer_udp_port = udp_port;
+    Roce::new(roce_config)
 }
 
 /// Returns the bytes of memory in use, or `None` where the system does not report them.

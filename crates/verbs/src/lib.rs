@@ -7,8 +7,7 @@
 //! use smbdirect_verbs::{Verbs, VerbsConfig};
 //!
 //! let verbs = Verbs::new(VerbsConfig::default())?;
-//! let peer = "192.0.2.1:445".parse()?;
-//! let connection = Connection::connect(&verbs, peer, Config::default()).await?;
+//! let connection = Connection::connect(&verbs, "192.0.2.1:445", Config::default()).await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -157,10 +157,8 @@ type Invalidated = Arc<Mutex<Vec<Token>>>;
 
 impl Client {
     async fn connect(login: &Login<'_>) -> Result<Self> {
-        let settings = Settings {
-            active_negotiation_timeout: NEGOTIATION,
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
+        settings.active_negotiation_timeout = NEGOTIATION;
         let config = Config::new(settings)?;
         let mut tries = 0;
         let connection = loop {

@@ -65,10 +65,8 @@ impl Connections {
         let [connecting, accepting] = providers;
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let settings = Settings {
-            max_send_size: segment,
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
+        settings.max_send_size = segment;
         let config = Config::new(settings).expect("the settings are legal");
         let (Traffic::Send(length) | Traffic::Read(length) | Traffic::Write(length)) = traffic;
         let (client, server, listener, region) = runtime.block_on(async {

@@ -201,10 +201,8 @@ impl Engines {
     /// Messages of `message` bytes in segments of `segment` bytes. [`Unit::run`] performs the step
     /// `measured`.
     pub(crate) fn new(message: usize, segment: u32, measured: Step) -> Self {
-        let settings = Settings {
-            max_send_size: segment,
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
+        settings.max_send_size = segment;
         let config = Config::new(settings).expect("the settings are legal");
         let now = Instant::now();
         let mut engines = Self {

@@ -51,17 +51,15 @@ struct Theirs {
 
 /// Returns the settings of both ends of a link.
 pub(crate) fn config(smb: &Smb, link: &Link) -> Result<Config> {
-    let settings = Settings {
-        send_credit_target: smb.send_credit_target,
-        receive_credit_max: smb.receive_credit_max,
-        max_send_size: smb.segment,
-        max_receive_size: smb.segment,
-        max_fragmented_receive_size: link.largest.max(1 << 17),
-        max_read_write_size: smb.max_read_write_size,
-        // Between bursts a link is idle, and its keepalives must not disturb the bursts of others.
-        keepalive_interval: Duration::from_secs(3600),
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.send_credit_target = smb.send_credit_target;
+    settings.receive_credit_max = smb.receive_credit_max;
+    settings.max_send_size = smb.segment;
+    settings.max_receive_size = smb.segment;
+    settings.max_fragmented_receive_size = link.largest.max(1 << 17);
+    settings.max_read_write_size = smb.max_read_write_size;
+    // Between bursts a link is idle, and its keepalives must not disturb the bursts of others.
+    settings.keepalive_interval = Duration::from_secs(3600);
     Ok(Config::new(settings)?)
 }
 

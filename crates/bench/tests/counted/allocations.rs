@@ -134,11 +134,10 @@ fn loopback() -> Arc<dyn Provider> {
 fn roce() -> Arc<dyn Provider> {
     let probe = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let udp_port = probe.local_addr().expect("it is bound").port();
-    Arc::new(Roce::new(RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    }))
+    let mut roce_config = RoceConfig::default();
+    roce_config.udp_port = udp_port;
+    roce_config.peer_udp_port = udp_port;
+    Arc::new(Roce::new(roce_config))
 }
 
 #[test]

@@ -158,11 +158,10 @@ fn measured_process() {
         "roce" => {
             let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
             let udp_port = probe.local_addr().unwrap().port();
-            Arc::new(Roce::new(RoceConfig {
-                udp_port,
-                peer_udp_port: udp_port,
-                ..RoceConfig::default()
-            }))
+            let mut roce_config = RoceConfig::default();
+            roce_config.udp_port = udp_port;
+            roce_config.peer_udp_port = udp_port;
+            Arc::new(Roce::new(roce_config))
         }
         _ => Arc::new(Loopback::new()),
     };

@@ -65,10 +65,9 @@ impl Tap for Counter {
 }
 
 fn provider(tap: &Arc<Counter>) -> Arc<dyn Provider> {
-    Arc::new(Iwarp::new(IwarpConfig {
-        tap: Some(tap.clone()),
-        ..IwarpConfig::default()
-    }))
+    let mut iwarp = IwarpConfig::default();
+    iwarp.tap = Some(tap.clone());
+    Arc::new(Iwarp::new(iwarp))
 }
 
 /// Asserts that a stream of `traffic` takes few system calls, with Data Transfers of at most `segment`

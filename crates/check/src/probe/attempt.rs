@@ -80,10 +80,8 @@ impl Candidate {
     pub(super) fn adapter(fabric: Fabric, name: &str) -> Result<Self, String> {
         use smbdirect_verbs::{Verbs, VerbsConfig};
 
-        let config = VerbsConfig {
-            connect_timeout: CONNECT_TIMEOUT,
-            ..VerbsConfig::default()
-        };
+        let mut config = VerbsConfig::default();
+        config.connect_timeout = CONNECT_TIMEOUT;
         let provider = Verbs::new(config).map_err(|why| text::plain(&why))?;
         Ok(Self {
             fabric,
@@ -111,18 +109,16 @@ impl Candidate {
 
 /// Returns the configuration of software iWARP for attempts.
 pub(super) fn iwarp_config() -> IwarpConfig {
-    IwarpConfig {
-        connect_timeout: CONNECT_TIMEOUT,
-        ..IwarpConfig::default()
-    }
+    let mut iwarp = IwarpConfig::default();
+    iwarp.connect_timeout = CONNECT_TIMEOUT;
+    iwarp
 }
 
 /// Returns the configuration of software RoCE for attempts.
 pub(super) fn roce_config() -> RoceConfig {
-    RoceConfig {
-        connect_timeout: CONNECT_TIMEOUT,
-        ..RoceConfig::default()
-    }
+    let mut roce = RoceConfig::default();
+    roce.connect_timeout = CONNECT_TIMEOUT;
+    roce
 }
 
 /// Tries a candidate to `address`.
@@ -158,10 +154,8 @@ pub(super) async fn open(
 }
 
 async fn connect(candidate: &Candidate, address: SocketAddr) -> Result<Connection, AttemptFault> {
-    let settings = Settings {
-        active_negotiation_timeout: NEGOTIATION_TIMEOUT,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.active_negotiation_timeout = NEGOTIATION_TIMEOUT;
     let config = Config::new(settings).expect("the settings are legal");
     match Connection::connect(&*candidate.provider, address, config).await {
         Ok(connection) => Ok(connection),

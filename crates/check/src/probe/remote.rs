@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use smbdirect::rdma::{
-    iwarp::IwarpConfig,
-    roce::{Roce, RoceConfig},
-};
+use smbdirect::rdma::{iwarp::IwarpConfig, roce::Roce};
 use smbdirect_smb::frame::PORT as SMB_PORT;
 use smbdirect_transport::text;
 use tokio::{net::lookup_host, task, time::timeout};
@@ -68,14 +65,11 @@ pub(super) async fn gather(
     if !has_route {
         return remote;
     }
-    let iwarp = IwarpConfig {
-        tap: target.iwarp_tap,
-        ..attempt::iwarp_config()
-    };
-    let roce = Roce::new(RoceConfig {
-        tap: target.roce_tap,
-        ..attempt::roce_config()
-    });
+    let mut iwarp = attempt::iwarp_config();
+    iwarp.tap = target.iwarp_tap;
+    let mut roce_config = attempt::roce_config();
+    roce_config.tap = target.roce_tap;
+    let roce = Roce::new(roce_config);
     let (candidates, unavailable) = candidates(machine, target.port, &iwarp, &roce);
     let (over_iwarp, over_others) = candidates
         .into_iter()

@@ -185,7 +185,7 @@ impl Get {
                 pipeline.push(async move { Ok((file.read(at, buffer).await?, length)) });
             }
             let next = pipeline.next().await.expect("the file has more bytes");
-            let (Read { data, by_rdma }, length) =
+            let (Read { data, by_rdma, .. }, length) =
                 next.map_err(|error| explain(error, &self.place))?;
             if data.len() < length {
                 let end = moved.bytes + data.len() as u64;

@@ -143,6 +143,7 @@ impl Line {
             attributes,
             modified,
             is_link,
+            ..
         } = entry;
         Self {
             utf16: (!name.is_well_formed()).then(|| name.units().to_vec()),

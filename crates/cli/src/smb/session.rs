@@ -125,11 +125,11 @@ impl SmbOptions {
         if name.is_empty() {
             return Err(usage("--user has no name"));
         }
-        Ok(Account {
-            user: name.into(),
-            domain: domain.into(),
-            password: password(user, self.password_fd)?,
-        })
+        let mut account = Account::default();
+        account.user = name.into();
+        account.domain = domain.into();
+        account.password = password(user, self.password_fd)?;
+        Ok(account)
     }
 }
 

@@ -199,10 +199,9 @@ async fn a_server_that_is_down_is_named_and_may_come_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
-    let small = Config::new(Settings {
-        max_fragmented_receive_size: 131_072,
-        ..Settings::default()
-    });
+    let mut settings = Settings::default();
+    settings.max_fragmented_receive_size = 131_072;
+    let small = Config::new(settings);
     let small = small.unwrap();
     for from in [SmbDirect, Tcp] {
         let mut server = Server::bind(SmbDirect, small.clone()).await;
@@ -245,11 +244,10 @@ async fn a_slow_reader_stops_the_writer() {
     // Memory is measured where the system reports it.
     const ALL: usize = 96 << 20;
     const HELD: u64 = 48 << 20;
-    let patient = Config::new(Settings {
-        credit_grant_timeout: None,
-        receive_buffer: Some(4 << 20),
-        ..Settings::default()
-    });
+    let mut settings = Settings::default();
+    settings.credit_grant_timeout = None;
+    settings.receive_buffer = Some(4 << 20);
+    let patient = Config::new(settings);
     let patient = patient.unwrap();
     for (from, to) in [(Tcp, Tcp), (SmbDirect, Tcp), (Tcp, SmbDirect)] {
         let arguments = ["--credit-grant-timeout", "600", "--stall-limit", "600"];

@@ -132,10 +132,9 @@ fn settings(from: Kind, to: Kind, memory: u64) -> Settings {
             Protocol::Tcp
         }
     };
-    let config = connection_config(smbdirect::Settings {
-        max_fragmented_receive_size: (8 << 20) + (64 << 10),
-        ..smbdirect::Settings::default()
-    });
+    let mut changed = smbdirect::Settings::default();
+    changed.max_fragmented_receive_size = (8 << 20) + (64 << 10);
+    let config = connection_config(changed);
     Settings {
         from: protocol(from),
         to: protocol(to),

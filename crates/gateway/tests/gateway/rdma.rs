@@ -560,10 +560,9 @@ async fn all_else_passes_byte_for_byte_while_a_read_waits() {
 /// The gateway's default sizes fit the messages of a default Samba.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_the_client_cannot_take_ends_its_connection() {
-    let small = Config::new(Settings {
-        max_fragmented_receive_size: 131_072,
-        ..Settings::default()
-    });
+    let mut settings = Settings::default();
+    settings.max_fragmented_receive_size = 131_072;
+    let small = Config::new(settings);
     let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, small.unwrap()).await;
     let connection = client.connection();
     // By RDMA the same data is possible.

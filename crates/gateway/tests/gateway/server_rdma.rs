@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
-use smbdirect::{BufferDescriptorV1, Config, Connection, Settings};
+use smbdirect::{BufferDescriptorV1, Config, Connection};
 
 use smbdirect_test::{
     messages::*,
@@ -74,10 +74,9 @@ async fn the_dialect_decides_which_channel_the_server_gets() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rdma_is_used_from_16_kib_to_the_maximum_of_the_server() {
-    let limited = Config::new(Settings {
-        max_read_write_size: 100_000,
-        ..patient().into_settings()
-    });
+    let mut settings = patient().into_settings();
+    settings.max_read_write_size = 100_000;
+    let limited = Config::new(settings);
     for (config, sizes) in [
         (
             patient(),

@@ -33,6 +33,7 @@ use super::mpa;
 /// segments that arrived out of order (SACK), because this option takes the place of payload.
 #[cfg(feature = "tokio")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FpduAlignment {
     /// Aligns FPDUs in runs where CRCs are on and the peer is not known to be this library.
     #[default]

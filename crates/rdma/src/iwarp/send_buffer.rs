@@ -7,6 +7,7 @@ use socket2::SockRef;
 /// The size of the send buffer of each connection (`SO_SNDBUF`): the most sent bytes that the
 /// operating system keeps until the peer acknowledges them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SendBuffer {
     /// The system's default, except for a peer with the same IP address, which is usually on the same machine:
     /// there the buffer is 1 MiB, because more bytes in flight cost time and gain nothing.

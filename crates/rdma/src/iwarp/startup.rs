@@ -29,6 +29,7 @@ const PEER_SIGNATURE_WITHOUT_CRC: [u8; 8] = *b"\x9d\xe1smbd\x03\x5c";
 
 /// Selects the connections whose FPDUs carry a CRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MpaCrc {
     /// Use CRCs between two ends of this library, and if the peer asks for them.
     #[default]

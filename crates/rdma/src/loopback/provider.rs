@@ -29,8 +29,10 @@ pub struct Loopback {
 
 /// The settings of a [`Loopback`].
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct LoopbackConfig {
-    /// The limits of an end. A connection has the lower limits of its two ends.
+    /// The limits of an end. A connection has the lower limits of its two ends. The default is 1024 operations in each
+    /// queue, 16 RDMA Reads in each direction, transfers of 4 GiB, and Send with Invalidate.
     pub limits: Limits,
     /// The most connection requests that wait at a listener; further ones are refused. The default is no limit,
     /// because each waiting request belongs to a future of this process.

@@ -35,6 +35,7 @@ pub enum TrySendError {
 /// A read that failed, with its buffer.
 #[derive(Debug, Error)]
 #[error("{fault}")]
+#[non_exhaustive]
 pub struct ReadError {
     /// Why the read failed.
     pub fault: TransferFault,
@@ -45,6 +46,7 @@ pub struct ReadError {
 /// A registration of several buffers that failed at one of them. None of them is registered.
 #[derive(Debug, Error)]
 #[error("buffer {index} of those to register: {reason}")]
+#[non_exhaustive]
 pub struct RegisterAllError {
     /// The buffers, unchanged and in order. A buffer whose registration the provider could not end
     /// immediately is lost and missing here.

@@ -23,13 +23,19 @@ use crate::{
 };
 
 /// Options of [`Connection::send_with`].
+///
+/// ```
+/// let mut options = smbdirect::MessageOptions::default();
+/// options.response_requested = true;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MessageOptions {
-    /// A registration of the peer that the arrival of the message invalidates.
+    /// A registration of the peer that the arrival of the message invalidates. The default is `None`.
     pub invalidate: Option<Token>,
     /// The segment that empties the send queue has the flag SMB_DIRECT_RESPONSE_REQUESTED (2.2.3): the peer answers
     /// with any message, which also grants credits. The connection ends if nothing arrives within
-    /// `keepalive_response_timeout`.
+    /// `keepalive_response_timeout`. The default is `false`.
     pub response_requested: bool,
 }
 

@@ -7,46 +7,57 @@ use thiserror::Error;
 
 /// The local settings of a connection, under the specification's names (3.1.1.1).
 ///
-/// The default is the fastest choice that every known peer accepts. Change fields by update syntax,
-/// then check them with [`Config::new`]:
+/// The default is the fastest choice that every known peer accepts. Change fields, then check them with
+/// [`Config::new`]:
 ///
 /// ```
 /// use smbdirect::{Config, Settings};
 ///
-/// let config = Config::new(Settings { send_credit_target: 16, ..Settings::windows() })?;
-/// assert_eq!(config.max_send_size, 1364);
+/// let mut settings = Settings::windows();
+/// settings.send_credit_target = 16;
+/// let config = Config::new(settings)?;
+/// assert_eq!((config.send_credit_target, config.max_send_size), (16, 1364));
 /// # Ok::<(), smbdirect::ConfigError>(())
 /// ```
 ///
 /// A stall of this process ends no connection: everything that has arrived is read before a timeout counts, and
 /// after a stall the peer gets one more second, at most three times.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Settings {
-    /// SendCreditTarget: number of send credits to request from the peer; at least 1.
+    /// SendCreditTarget: number of send credits to request from the peer; at least 1. The
+    /// default is 255.
     pub send_credit_target: u16,
-    /// ReceiveCreditMax: largest number of send credits to grant to the peer; at least 1.
+    /// ReceiveCreditMax: largest number of send credits to grant to the peer; at least 1. The default is
+    /// 255.
     pub receive_credit_max: u16,
-    /// MaxSendSize: largest single message to send, in bytes with its header; 128 or more.
+    /// MaxSendSize: largest single message to send, in bytes with its header; 128 or more. The
+    /// default is 8136, the most that Windows takes.
     pub max_send_size: u32,
-    /// MaxReceiveSize: largest single message to receive, in bytes with its header; 128 or more.
+    /// MaxReceiveSize: largest single message to receive, in bytes with its header; 128 or more. The
+    /// default is 8192.
     pub max_receive_size: u32,
-    /// MaxFragmentedRecvSize: largest reassembled message to receive, in bytes; 131072 or more.
+    /// MaxFragmentedRecvSize: largest reassembled message to receive, in bytes; 131072 or more. The
+    /// default is 1 MiB.
     pub max_fragmented_receive_size: u32,
-    /// MaxReadWriteSize: largest RDMA Read or Write, in bytes; 65536 or more.
+    /// MaxReadWriteSize: largest RDMA Read or Write, in bytes; 65536 or more. The default is 8 MiB.
     pub max_read_write_size: u32,
-    /// KeepaliveInterval: time without a message from the peer after which a keepalive is sent.
+    /// KeepaliveInterval: time without a message from the peer after which a keepalive is sent. The
+    /// default is 120 s.
     pub keepalive_interval: Duration,
-    /// Longest time to wait for the peer's answer to a keepalive.
+    /// Longest time to wait for the peer's answer to a keepalive. The default is 5 s.
     pub keepalive_response_timeout: Duration,
-    /// Negotiation Timer of the connecting side: limits connecting and negotiating together.
+    /// Negotiation Timer of the connecting side: limits connecting and negotiating together. The default
+    /// is 120 s.
     pub active_negotiation_timeout: Duration,
-    /// Negotiation Timer of the accepting side: limits the negotiation.
+    /// Negotiation Timer of the accepting side: limits the negotiation. The default is 5 s.
     pub passive_negotiation_timeout: Duration,
     /// Send Credit Grant Timer of Windows: longest time that messages may wait without a send
-    /// credit before the connection ends. With `None` only the keepalive ends it.
+    /// credit before the connection ends. With `None` only the keepalive ends it. The
+    /// default is 5 s.
     pub credit_grant_timeout: Option<Duration>,
     /// Limit, in bytes, of the memory for messages that have arrived and wait for the application,
-    /// and for messages that may still arrive on the granted credits. `None` means twice the memory
+    /// and for messages that may still arrive on the granted credits. The default, `None`, means twice the memory
     /// that the credits need plus four messages of the largest size. An incomplete message is not
     /// part of this limit, and uses up to `max_fragmented_receive_size` more.
     ///
@@ -61,15 +72,17 @@ pub struct Settings {
 /// Choices where the specification is silent or contradicts itself. Peers of every kind work with
 /// the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Policy {
-    /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published ones differ on the wire.
+    /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published ones differ on the wire. The default is
+    /// [`Revision::Current`].
     pub revision: Revision,
     /// Never spend the last send credit on a message that grants none. With `false` it is spent
     /// while the peer still holds credits, as Linux does. Two ends with `false` can block each
-    /// other for ever if their upper layers are slow, so one of the two needs `true`.
+    /// other for ever if their upper layers are slow, so one of the two needs `true`. The default is `true`.
     pub strict_last_credit: bool,
     /// Ignore an empty message between the segments of a message instead of ending the connection.
-    /// Linux before 2026 sends such messages.
+    /// Linux before 2026 sends such messages. The default is `false`.
     pub tolerate_empty_in_sequence: bool,
 }
 
@@ -90,6 +103,7 @@ pub struct Policy {
 /// In the last row the wording of 2014 requires an answer in every case. Two ends that follow it
 /// would exchange empty messages without end, so `V2014` deviates from it there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Revision {
     /// The wording since 2018 at the latest, up to version 16.0 of 2025.
     #[default]

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 /// Why bytes are not a well-formed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DecodeError {
     /// The message is shorter than its fixed part.
     #[error("{message} of {length} bytes, at least {minimum} are needed")]

@@ -86,14 +86,10 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
 #[tokio::test]
 async fn bug_23_listener_closed_with_half_open_children() {
     // The timers are long, so that they cannot end a connection in this test.
-    let patient = IwarpConfig {
-        accept_timeout: Duration::from_secs(600),
-        ..IwarpConfig::default()
-    };
-    let settings = Settings {
-        passive_negotiation_timeout: Duration::from_secs(600),
-        ..Settings::default()
-    };
+    let mut patient = IwarpConfig::default();
+    patient.accept_timeout = Duration::from_secs(600);
+    let mut settings = Settings::default();
+    settings.passive_negotiation_timeout = Duration::from_secs(600);
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(patient));
     let mut listener = listen(&provider, settings).await;
     let address = listener.local_addr();
@@ -127,17 +123,14 @@ async fn bug_23_listener_closed_with_half_open_children() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_23_more_peers_than_the_backlog_holds() {
     const PEERS: usize = 700;
-    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig {
-        connect_timeout: Duration::from_secs(2),
-        ..IwarpConfig::default()
-    }));
-    let few = Settings {
-        send_credit_target: 2,
-        receive_credit_max: 2,
-        // This many concurrent connections take longer.
-        passive_negotiation_timeout: Duration::from_secs(60),
-        ..Settings::default()
-    };
+    let mut iwarp = IwarpConfig::default();
+    iwarp.connect_timeout = Duration::from_secs(2);
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(iwarp));
+    let mut few = Settings::default();
+    few.send_credit_target = 2;
+    few.receive_credit_max = 2;
+    // This many concurrent connections take longer.
+    few.passive_negotiation_timeout = Duration::from_secs(60);
     let mut listener = listen(&provider, few.clone()).await;
     let address = listener.local_addr();
     let mut connecting = JoinSet::new();
@@ -183,10 +176,9 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
 /// Expected within one process: peers beyond the backlog are refused immediately.
 #[tokio::test]
 async fn bug_23_a_full_backlog_refuses() {
-    let provider = Loopback::with_config(LoopbackConfig {
-        backlog: 3,
-        ..LoopbackConfig::default()
-    });
+    let mut loopback = LoopbackConfig::default();
+    loopback.backlog = 3;
+    let provider = Loopback::with_config(loopback);
     let mut listener = provider.listen(HERE).await.unwrap();
     let address = listener.local_addr();
     let request = || ConnectRequest {

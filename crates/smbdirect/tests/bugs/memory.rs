@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use smbdirect::{
     Access, Connection, ConnectionError, MemoryRegion, Settings,
     rdma::{
-        iwarp::{Iwarp, IwarpConfig, IwarpTuning, ddp::Header},
+        iwarp::{Iwarp, IwarpConfig, ddp::Header},
         provider::Provider,
     },
 };
@@ -60,20 +60,14 @@ const LARGE_BYTES: usize = 64 << 20;
 
 /// Returns a connection whose peer reads a large region and has received only its start.
 async fn read_in_part() -> (Connection, MemoryRegion, Peer) {
-    let impatient = Settings {
-        keepalive_interval: Duration::from_secs(3),
-        keepalive_response_timeout: Duration::from_secs(1),
-        ..Settings::default()
-    };
-    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig {
-        close_timeout: Duration::from_millis(500),
-        // An FPDU of one segment is copied, where segments are those of Ethernet.
-        tuning: IwarpTuning {
-            max_fpdu: Some(65_536),
-            ..IwarpTuning::default()
-        },
-        ..IwarpConfig::default()
-    }));
+    let mut impatient = Settings::default();
+    impatient.keepalive_interval = Duration::from_secs(3);
+    impatient.keepalive_response_timeout = Duration::from_secs(1);
+    let mut iwarp = IwarpConfig::default();
+    iwarp.close_timeout = Duration::from_millis(500);
+    // An FPDU of one segment is copied, where segments are those of Ethernet.
+    iwarp.tuning.max_fpdu = Some(65_536);
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(iwarp));
     let buffer = BytesMut::from(&vec![0x5a; LARGE_BYTES][..]);
     let mut listener = listen(&provider, impatient).await;
     let mut peer = Peer::negotiated(listener.local_addr()).await;

@@ -232,14 +232,10 @@ fn bug_06_request_before_the_connection_is_there() {
 #[test]
 fn bug_07_fragments_that_hold_all_receives() {
     for number in [1, 2, 3, 4, 255] {
-        for settings in [
-            same_credits(number),
-            Settings {
-                send_credit_target: number,
-                receive_credit_max: number,
-                ..Settings::linux()
-            },
-        ] {
+        let mut changed = Settings::linux();
+        changed.send_credit_target = number;
+        changed.receive_credit_max = number;
+        for settings in [same_credits(number), changed] {
             let longest = settings.max_fragmented_receive_size as usize;
             let mut pair = pair(1, settings, Faults::default());
             for who in Who::BOTH {

@@ -36,12 +36,10 @@ enum End {
 /// the connection. Asserts that all work is returned once, in time, and that every call reports the
 /// reason.
 async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: usize) {
-    let impatient = Settings {
-        keepalive_interval: Duration::from_secs(1),
-        keepalive_response_timeout: Duration::from_millis(500),
-        credit_grant_timeout: Some(Duration::from_millis(300)),
-        ..Settings::default()
-    };
+    let mut impatient = Settings::default();
+    impatient.keepalive_interval = Duration::from_secs(1);
+    impatient.keepalive_response_timeout = Duration::from_millis(500);
+    impatient.credit_grant_timeout = Some(Duration::from_millis(300));
     let Ends { client, server, .. } = Ends::new(provider, impatient).await;
     let mut sendings = Vec::new();
     let mut readings = Vec::new();

@@ -283,10 +283,8 @@ async fn bug_20_read_depths_in_a_reply() {
         (b"\0\0\0\x02", 16),
         (b"", 16),
     ] {
-        let config = IwarpConfig {
-            revision: 1,
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.revision = 1;
         let reply = |_: &StartupFrame| StartupFrame {
             private_data: Bytes::copy_from_slice(private_data),
             ..StartupFrame::new(FrameKind::Reply, 1)
@@ -310,11 +308,9 @@ async fn bug_28_a_request_and_a_reply_with_both() {
         (None, b"\0\0\0\x04\0\0\0\x04", 4),
         (None, b"", 16),
     ] {
-        let config = IwarpConfig {
-            ird: 4,
-            ord: 20,
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.ird = 4;
+        config.ord = 20;
         let reply = |request: &StartupFrame| StartupFrame {
             enhanced: ird.map(|ird| Enhanced {
                 peer_to_peer: false,

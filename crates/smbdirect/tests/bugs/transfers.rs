@@ -19,12 +19,10 @@ use crate::peer::within;
 /// with the smallest legal receive buffer, even if the application takes no message before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_07_longest_message_in_the_smallest_buffer() {
-    let settings = Settings {
-        send_credit_target: 4,
-        receive_credit_max: 4,
-        receive_buffer: Some(6 * 8192),
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.send_credit_target = 4;
+    settings.receive_credit_max = 4;
+    settings.receive_buffer = Some(6 * 8192);
     for provider in providers() {
         let ends = Ends::new(&provider, settings.clone()).await;
         let longest = bytes(settings.max_fragmented_receive_size as usize, 1);
@@ -41,10 +39,8 @@ async fn bug_07_longest_message_in_the_smallest_buffer() {
 async fn bug_12_message_of_many_buffers() {
     for provider in providers() {
         for max_send_size in [128, 1364, 8136] {
-            let settings = Settings {
-                max_send_size,
-                ..Settings::default()
-            };
+            let mut settings = Settings::default();
+            settings.max_send_size = max_send_size;
             let ends = Ends::new(&provider, settings).await;
             for (pieces, length) in [(1, 5000), (2, 4000), (7, 999), (1000, 13), (5000, 1)] {
                 let whole = bytes(pieces * length, pieces as u8);
@@ -157,11 +153,9 @@ async fn bug_14_more_than_one_descriptor() {
 /// and transfers of any length are split by the smaller MaxReadWriteSize of the two ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_15_the_wrong_limit() {
-    let small = Settings {
-        max_read_write_size: 65_536,
-        max_fragmented_receive_size: 131_072,
-        ..Settings::default()
-    };
+    let mut small = Settings::default();
+    small.max_read_write_size = 65_536;
+    small.max_fragmented_receive_size = 131_072;
     for provider in [iwarp(), Arc::new(Loopback::new())] {
         let mut listener = listen(&provider, small.clone()).await;
         let address = listener.local_addr();
@@ -205,11 +199,9 @@ async fn bug_15_the_wrong_limit() {
 /// hundreds of them are queued and complete with any depth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_16_flood_of_reads_and_writes() {
-    let shallow = IwarpConfig {
-        ird: 1,
-        ord: 1,
-        ..IwarpConfig::default()
-    };
+    let mut shallow = IwarpConfig::default();
+    shallow.ird = 1;
+    shallow.ord = 1;
     let mut providers = providers();
     providers.push(Arc::new(Iwarp::new(shallow)));
     for provider in providers {

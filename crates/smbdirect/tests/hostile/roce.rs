@@ -162,11 +162,9 @@ impl Attacker for RocePeer {
     fn providers() -> ([Arc<dyn Provider>; 2], u16) {
         let probe = StdUdpSocket::bind("127.0.0.1:0").unwrap();
         let udp_port = probe.local_addr().unwrap().port();
-        let config = RoceConfig {
-            udp_port,
-            peer_udp_port: udp_port,
-            ..RoceConfig::default()
-        };
+        let mut config = RoceConfig::default();
+        config.udp_port = udp_port;
+        config.peer_udp_port = udp_port;
         let provider = || -> Arc<dyn Provider> { Arc::new(Roce::new(config.clone())) };
         ([provider(), provider()], udp_port)
     }
@@ -413,12 +411,10 @@ async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
 /// timer ends the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_a_message_ends_with_the_idle_timer() {
-    let mut scene = Scene::<RocePeer>::new(Settings {
-        keepalive_interval: Duration::from_secs(1),
-        keepalive_response_timeout: Duration::from_secs(1),
-        ..Settings::default()
-    })
-    .await;
+    let mut settings = Settings::default();
+    settings.keepalive_interval = Duration::from_secs(1);
+    settings.keepalive_response_timeout = Duration::from_secs(1);
+    let mut scene = Scene::<RocePeer>::new(settings).await;
     let half = vec![7; PATH_MTU];
     scene
         .peer

@@ -49,11 +49,9 @@ conformance!(roce_ipv6, optional roce("[::1]:0").map(|(config, listen)| Fabric {
 fn roce(listen: &str) -> Option<(RoceConfig, SocketAddr)> {
     let listen: SocketAddr = listen.parse().unwrap();
     let udp_port = UdpSocket::bind(listen).ok()?.local_addr().ok()?.port();
-    let config = RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    };
+    let mut config = RoceConfig::default();
+    config.udp_port = udp_port;
+    config.peer_udp_port = udp_port;
     Some((config, listen))
 }
 

@@ -58,12 +58,11 @@ async fn pair(provider: Arc<dyn Provider>) -> Pair {
 
 /// Returns settings with which a few messages fill the receive buffer, and no credits are granted then.
 fn few_credits() -> Settings {
-    Settings {
-        send_credit_target: 4,
-        receive_credit_max: 4,
-        receive_buffer: Some(6 * 8192),
-        ..Settings::default()
-    }
+    let mut changed = Settings::default();
+    changed.send_credit_target = 4;
+    changed.receive_credit_max = 4;
+    changed.receive_buffer = Some(6 * 8192);
+    changed
 }
 
 fn bytes(length: usize) -> Bytes {
@@ -232,14 +231,12 @@ async fn busy_poll_receives_messages_and_can_time_out(provider: Arc<dyn Provider
 }
 
 async fn smallest_credits_and_sizes_allow_traffic_both_ways(provider: Arc<dyn Provider>) {
-    let small = Settings {
-        send_credit_target: 1,
-        receive_credit_max: 1,
-        max_send_size: 128,
-        max_receive_size: 128,
-        max_fragmented_receive_size: 131_072,
-        ..Settings::default()
-    };
+    let mut small = Settings::default();
+    small.send_credit_target = 1;
+    small.receive_credit_max = 1;
+    small.max_send_size = 128;
+    small.max_receive_size = 128;
+    small.max_fragmented_receive_size = 131_072;
     let Pair { client, server, .. } = pair_with(provider, small.clone(), small).await;
     let message = bytes(131_072);
     for end in [&client, &server] {
@@ -255,10 +252,8 @@ async fn smallest_credits_and_sizes_allow_traffic_both_ways(provider: Arc<dyn Pr
 }
 
 async fn untaken_messages_stop_the_sender_and_memory_is_bounded(provider: Arc<dyn Provider>) {
-    let settings = Settings {
-        credit_grant_timeout: None,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.credit_grant_timeout = None;
     let Pair { client, server, .. } = pair_with(provider, settings.clone(), settings).await;
     let sent: Vec<_> = (0..20_000)
         .map(|_| client.send(bytes(1000)).unwrap())
@@ -290,10 +285,8 @@ async fn keepalive_is_a_round_trip(provider: Arc<dyn Provider>) {
 
 async fn a_requested_response_is_due_until_the_peer_answers(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
-    let options = MessageOptions {
-        response_requested: true,
-        ..MessageOptions::default()
-    };
+    let mut options = MessageOptions::default();
+    options.response_requested = true;
     let sending = client.send_with("answer me", options).unwrap();
     within(sending).await.unwrap();
     assert_eq!(
@@ -325,10 +318,8 @@ async fn a_requested_response_is_due_until_the_peer_answers(provider: Arc<dyn Pr
 }
 
 async fn ready_resolves_on_credits_without_a_message(provider: Arc<dyn Provider>) {
-    let few = Settings {
-        credit_grant_timeout: None,
-        ..few_credits()
-    };
+    let mut few = few_credits();
+    few.credit_grant_timeout = None;
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
     let mut sent = 0;
     for _ in 0..3 {
@@ -373,11 +364,9 @@ async fn submitted_messages_leave_although_the_inbox_is_full(provider: Arc<dyn P
 
 #[tokio::test]
 async fn try_send_accepts_only_a_message_that_can_start() {
-    let one = Settings {
-        send_credit_target: 1,
-        receive_credit_max: 1,
-        ..Settings::default()
-    };
+    let mut one = Settings::default();
+    one.send_credit_target = 1;
+    one.receive_credit_max = 1;
     let provider = Arc::new(Loopback::new());
     let Pair { client, server, .. } = pair_with(provider, one.clone(), one).await;
     within(client.ready()).await.unwrap();
@@ -399,11 +388,9 @@ async fn try_send_accepts_only_a_message_that_can_start() {
 #[tokio::test(start_paused = true)]
 async fn idle_connection_sends_only_keepalives() {
     for credits in [1, 2, 3, 255] {
-        let settings = Settings {
-            send_credit_target: credits,
-            receive_credit_max: credits,
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
+        settings.send_credit_target = credits;
+        settings.receive_credit_max = credits;
         let Pair { client, server, .. } =
             pair_with(Arc::new(Loopback::new()), settings.clone(), settings).await;
         drop(client.send("hello").unwrap());

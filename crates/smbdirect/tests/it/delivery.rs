@@ -51,11 +51,9 @@ fn roce() -> [Box<dyn Provider>; 2] {
     let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
     let udp_port = probe.local_addr().unwrap().port();
     drop(probe);
-    let config = RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    };
+    let mut config = RoceConfig::default();
+    config.udp_port = udp_port;
+    config.peer_udp_port = udp_port;
     [config.clone(), config].map(|config| Box::new(Roce::new(config)) as Box<dyn Provider>)
 }
 
@@ -351,10 +349,9 @@ fn messages_reported_as_sent_survive_the_credit_timer() {
         let [ours, theirs] = provide();
         let peer = Peer::start(theirs, 0);
         let sent = current_thread().block_on(async {
-            let config = Config::new(Settings {
-                credit_grant_timeout: Some(Duration::from_millis(200)),
-                ..Settings::default()
-            });
+            let mut settings = Settings::default();
+            settings.credit_grant_timeout = Some(Duration::from_millis(200));
+            let config = Config::new(settings);
             let connecting = Connection::connect(&*ours, peer.address, config.unwrap());
             let connection = within(connecting).await.unwrap();
             while peer.accepted.try_recv().is_err() {
@@ -384,10 +381,9 @@ fn messages_reported_as_sent_survive_the_credit_timer() {
 fn a_close_reports_a_peer_that_has_not_taken_everything() {
     let [_, theirs] = iwarp();
     let peer = Peer::start(theirs, 0);
-    let ours = Iwarp::new(IwarpConfig {
-        close_timeout: Duration::from_millis(100),
-        ..IwarpConfig::default()
-    });
+    let mut iwarp_config = IwarpConfig::default();
+    iwarp_config.close_timeout = Duration::from_millis(100);
+    let ours = Iwarp::new(iwarp_config);
     let end = current_thread().block_on(async {
         let connection = connect(&ours, &peer).await;
         send_and_wait(&connection).await;

@@ -6,7 +6,7 @@ use std::{future::poll_fn, io::ErrorKind, net::SocketAddr, time::Duration};
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc};
 use smbdirect::rdma::{
-    iwarp::{Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Rtr},
+    iwarp::{Iwarp, IwarpConfig, MpaCrc, Rtr},
     provider::{AcceptRequest, ConnectRequest, Connected, Provider},
     work::{Completion, Inline, ProviderError, ProviderErrorKind, WorkId, WorkRequest},
 };
@@ -182,11 +182,10 @@ async fn connect(
 }
 
 fn of_revision(revision: u8, crc: MpaCrc) -> IwarpConfig {
-    IwarpConfig {
-        revision,
-        crc,
-        ..IwarpConfig::default()
-    }
+    let mut iwarp = IwarpConfig::default();
+    iwarp.revision = revision;
+    iwarp.crc = crc;
+    iwarp
 }
 
 /// A startup with a Request of this library.
@@ -521,10 +520,8 @@ async fn revision_1_is_tried_if_the_peer_lacks_revision_2() {
 async fn a_partial_reply_times_out_like_a_missing_one() {
     let whole = reply(S, 2, &[&[0; 4]]);
     for length in [0, 1, 16, 19, 20, 23] {
-        let config = IwarpConfig {
-            connect_timeout: Duration::from_millis(150),
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.connect_timeout = Duration::from_millis(150);
         let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let connecting = connect(config, b"", asked, &whole[..length], "a part");
         let (late, mut peer) = connecting.await;
@@ -758,10 +755,9 @@ impl Passive {
 //= MPA-11 test
 #[tokio::test]
 async fn invalid_requests_are_refused() {
-    let provider = Iwarp::new(IwarpConfig {
-        close_timeout: Duration::from_millis(50),
-        ..IwarpConfig::default()
-    });
+    let mut iwarp = IwarpConfig::default();
+    iwarp.close_timeout = Duration::from_millis(50);
+    let provider = Iwarp::new(iwarp);
     let listener = provider.listen(HERE).await.unwrap();
     for (request, reply) in [
         (request(M, 1, &[]), reply(R, 1, &[])),
@@ -786,10 +782,9 @@ async fn invalid_requests_are_refused() {
 async fn a_refused_peer_closes_first() {
     let patient = Duration::from_secs(600);
     for (close_timeout, hangs_up) in [(patient, true), (Duration::from_millis(50), false)] {
-        let provider = Iwarp::new(IwarpConfig {
-            close_timeout,
-            ..IwarpConfig::default()
-        });
+        let mut iwarp = IwarpConfig::default();
+        iwarp.close_timeout = close_timeout;
+        let provider = Iwarp::new(iwarp);
         let mut listener = provider.listen(HERE).await.unwrap();
         // The provider itself refuses the peer, or the upper layer does by not answering.
         for (flags, is_told) in [(M, false), (0, true)] {
@@ -857,14 +852,9 @@ async fn startup_probes_are_few_and_not_for_every_peer() {
     let siw = reply(S, 2, &[b"\0\x01\0\x08"]);
     let ours = reply(S, 2, &[b"\0\x01\0\x08", PEER_SIGNATURE]);
     for (reply, startup_probe, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
-        let config = IwarpConfig {
-            tuning: IwarpTuning {
-                startup_probe,
-                ..IwarpTuning::default()
-            },
-            close_timeout: Duration::from_millis(1),
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.tuning.startup_probe = startup_probe;
+        config.close_timeout = Duration::from_millis(1);
         let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let (connected, mut peer) = connect(config, b"", asked, reply, "a Request").await;
         let mut connected = connected.unwrap();

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     Direction,
     iwarp::{
-        FpduAlignment, Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Tap,
+        FpduAlignment, Iwarp, IwarpConfig, MpaCrc, Tap,
         ddp::{Header, Tagged, Untagged},
         mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
         rdmap::{Opcode, ReadRequest, Terminate, TerminateCode},
@@ -198,18 +198,14 @@ async fn two_ends_of_this_library_agree_on_everything() {
         (Off, Off, 1, false),
     ] {
         let tap = Arc::new(Recorder::default());
-        let initiator = IwarpConfig {
-            crc,
-            revision,
-            ird: 5,
-            ord: 2,
-            tap: Some(tap.clone()),
-            ..IwarpConfig::default()
-        };
-        let responder = IwarpConfig {
-            crc: responder_crc,
-            ..IwarpConfig::default()
-        };
+        let mut initiator = IwarpConfig::default();
+        initiator.crc = crc;
+        initiator.revision = revision;
+        initiator.ird = 5;
+        initiator.ord = 2;
+        initiator.tap = Some(tap.clone());
+        let mut responder = IwarpConfig::default();
+        responder.crc = responder_crc;
         let (mut one, mut other) = pair(initiator, responder).await;
         greet(&mut one, &mut other).await;
         assert_eq!(one.private_data, &b"welcome"[..]);
@@ -266,14 +262,9 @@ async fn large_transfers_both_ways() {
         (MpaCrc::Off, Some(65536)),
         (MpaCrc::Auto, Some(1448)),
     ] {
-        let config = IwarpConfig {
-            crc,
-            tuning: IwarpTuning {
-                max_fpdu,
-                ..IwarpTuning::default()
-            },
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.crc = crc;
+        config.tuning.max_fpdu = max_fpdu;
         let (mut one, mut other) = pair(config.clone(), config).await;
         let mut register = |access| {
             let buffer = BytesMut::from(&data(1)[..]);
@@ -331,10 +322,9 @@ async fn a_dropped_request_is_refused_and_the_listener_continues() {
     let mut listener = listen(IwarpConfig::default()).await;
     let address = listener.local_addr();
     for revision in [2, 1] {
-        let provider = Iwarp::new(IwarpConfig {
-            revision,
-            ..IwarpConfig::default()
-        });
+        let mut iwarp = IwarpConfig::default();
+        iwarp.revision = revision;
+        let provider = Iwarp::new(iwarp);
         let (refused, ()) = tokio::join!(provider.connect(request(address)), async {
             let incoming = incoming(&mut *listener).await;
             assert_eq!(incoming.private_data, &b"\0\0\0\x20\0\0\0\x01"[..]);
@@ -389,13 +379,11 @@ async fn bad_and_silent_peers_do_not_delay_others() {
     let patience = IwarpConfig::default();
     assert_eq!(patience.connect_timeout, Duration::from_secs(10));
     assert_eq!(patience.accept_timeout, Duration::from_secs(5));
-    let mut listener = listen(IwarpConfig {
-        accept_timeout: Duration::from_millis(600),
-        close_timeout: Duration::from_millis(100),
-        max_half_open: 3,
-        ..IwarpConfig::default()
-    })
-    .await;
+    let mut iwarp = IwarpConfig::default();
+    iwarp.accept_timeout = Duration::from_millis(600);
+    iwarp.close_timeout = Duration::from_millis(100);
+    iwarp.max_half_open = 3;
+    let mut listener = listen(iwarp).await;
     let address = listener.local_addr();
     let good = StartupFrame::new(FrameKind::Request, 1);
     let mut unknown = bytes_of(&good);
@@ -447,13 +435,11 @@ async fn bad_and_silent_peers_do_not_delay_others() {
 //= SEC-07 test
 #[tokio::test]
 async fn half_open_peers_stay_within_the_limit() {
-    let mut listener = listen(IwarpConfig {
-        accept_timeout: Duration::from_millis(300),
-        close_timeout: Duration::from_millis(100),
-        max_half_open: 1,
-        ..IwarpConfig::default()
-    })
-    .await;
+    let mut iwarp = IwarpConfig::default();
+    iwarp.accept_timeout = Duration::from_millis(300);
+    iwarp.close_timeout = Duration::from_millis(100);
+    iwarp.max_half_open = 1;
+    let mut listener = listen(iwarp).await;
     let address = listener.local_addr();
     let mut silent = say(address, b"MPA ID").await;
     let mut good = say(
@@ -665,17 +651,14 @@ async fn a_peer_that_closes_is_tried_again_with_revision_1() {
     assert_eq!(connected.unwrap().limits.max_outbound_reads, 16);
     drop(peer);
 
-    let config = IwarpConfig {
-        fall_back: false,
-        ..IwarpConfig::default()
-    };
+    let mut config = IwarpConfig::default();
+    config.fall_back = false;
     let (refused, _) = connect_to(config, |_| b"GET / HTTP".to_vec()).await;
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::OtherProtocol);
-    let provider = Iwarp::new(IwarpConfig {
-        fall_back: false,
-        connect_timeout: Duration::from_millis(200),
-        ..IwarpConfig::default()
-    });
+    let mut iwarp = IwarpConfig::default();
+    iwarp.fall_back = false;
+    iwarp.connect_timeout = Duration::from_millis(200);
+    let provider = Iwarp::new(iwarp);
     let (gone, ()) = tokio::join!(provider.connect(request(address)), async {
         drop(answer_by_hand(&listener, |_| Vec::new()).await);
     });
@@ -814,10 +797,8 @@ async fn a_graceful_disconnect_follows_posted_work_and_an_abort_does_not() {
 
     // The wait for a peer that never closes is short.
     let frame = StartupFrame::new(FrameKind::Request, 1);
-    let config = IwarpConfig {
-        close_timeout: Duration::from_millis(100),
-        ..IwarpConfig::default()
-    };
+    let mut config = IwarpConfig::default();
+    config.close_timeout = Duration::from_millis(100);
     let (peer, mut connected) = accept_by_hand(config, &frame).await;
     connected.queue_pair.disconnect(Teardown::Graceful);
     assert_eq!(ended(&mut connected).await, Disconnect::Local);
@@ -876,17 +857,12 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
         (2, Off, Some(1448), AUTO, 1448..=1448),
     ] {
         let tap = Arc::new(Recorder::default());
-        let config = IwarpConfig {
-            revision,
-            crc,
-            tuning: IwarpTuning {
-                max_fpdu,
-                fpdu_alignment,
-                ..IwarpTuning::default()
-            },
-            tap: Some(tap.clone()),
-            ..IwarpConfig::default()
-        };
+        let mut config = IwarpConfig::default();
+        config.revision = revision;
+        config.crc = crc;
+        config.tuning.max_fpdu = max_fpdu;
+        config.tuning.fpdu_alignment = fpdu_alignment;
+        config.tap = Some(tap.clone());
         let (mut one, mut other) = pair(config, IwarpConfig::default()).await;
         let buffer = BytesMut::zeroed(200_000);
         let registered = other.queue_pair.register(buffer, Access::REMOTE_WRITE);
@@ -920,14 +896,9 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
 #[tokio::test]
 async fn with_crcs_and_another_peer_fpdus_fit_segments() {
     let tap = Arc::new(Recorder::default());
-    let config = IwarpConfig {
-        tap: Some(tap.clone()),
-        tuning: IwarpTuning {
-            max_fpdu: Some(65536),
-            ..IwarpTuning::default()
-        },
-        ..IwarpConfig::default()
-    };
+    let mut config = IwarpConfig::default();
+    config.tap = Some(tap.clone());
+    config.tuning.max_fpdu = Some(65536);
     let (mut peer, mut connected) = accept_with_crcs(config).await;
     let data = vec![7; 500_000];
     let write = WorkRequest::Write {
@@ -1089,14 +1060,9 @@ async fn read_data_in_small_pieces_is_collected() {
     const PIECE: usize = 1000;
     let clock = StandingClock::new();
     let tap = Arc::new(Recorder::default());
-    let config = IwarpConfig {
-        tap: Some(tap.clone()),
-        tuning: IwarpTuning {
-            startup_probe: false,
-            ..IwarpTuning::default()
-        },
-        ..IwarpConfig::default()
-    };
+    let mut config = IwarpConfig::default();
+    config.tap = Some(tap.clone());
+    config.tuning.startup_probe = false;
     let (connected, mut peer) =
         connect_to(config, |request| bytes_of(&reply_of_siw(request))).await;
     let mut connected = connected.unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ends::{End, Pipe, Real, Who};
 use smbdirect::{
-    Policy, Revision, Settings,
+    Revision, Settings,
     wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status},
 };
 use text::{Departures, Literal, Wording};
@@ -22,11 +22,10 @@ const ENDLESS_MESSAGES: usize = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn settings(credits: u16) -> Settings {
-    Settings {
-        send_credit_target: credits,
-        receive_credit_max: credits,
-        ..Settings::windows()
-    }
+    let mut changed = Settings::windows();
+    changed.send_credit_target = credits;
+    changed.receive_credit_max = credits;
+    changed
 }
 
 fn literal(who: Who, wording: Wording, departures: Departures, credits: u16) -> Box<dyn End> {
@@ -39,13 +38,8 @@ fn real(who: Who, wording: Wording, credits: u16, now: Instant) -> Box<dyn End> 
         Wording::Current => Revision::Current,
         Wording::V2014 => Revision::V2014,
     };
-    let settings = Settings {
-        policy: Policy {
-            revision,
-            ..Policy::default()
-        },
-        ..settings(credits)
-    };
+    let mut settings = settings(credits);
+    settings.policy.revision = revision;
     Box::new(Real::new(who, settings, now))
 }
 

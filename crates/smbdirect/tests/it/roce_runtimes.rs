@@ -28,11 +28,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn roce() -> Roce {
     let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
     let udp_port = probe.local_addr().unwrap().port();
-    Roce::new(RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    })
+    let mut roce_config = RoceConfig::default();
+    roce_config.udp_port = udp_port;
+    roce_config.peer_udp_port = udp_port;
+    Roce::new(roce_config)
 }
 
 fn many_threads() -> Runtime {

@@ -31,23 +31,20 @@ const STOP: Duration = Duration::from_millis(900);
 const SHORT_STOP: Duration = Duration::from_millis(403);
 
 fn config() -> Config {
-    let settings = Settings {
-        keepalive_response_timeout: LIMIT,
-        active_negotiation_timeout: LIMIT,
-        passive_negotiation_timeout: LIMIT,
-        credit_grant_timeout: Some(LIMIT),
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.keepalive_response_timeout = LIMIT;
+    settings.active_negotiation_timeout = LIMIT;
+    settings.passive_negotiation_timeout = LIMIT;
+    settings.credit_grant_timeout = Some(LIMIT);
     Config::new(settings).unwrap()
 }
 
 fn iwarp() -> Arc<dyn Provider> {
-    Arc::new(Iwarp::new(IwarpConfig {
-        connect_timeout: LIMIT,
-        accept_timeout: LIMIT,
-        close_timeout: LIMIT,
-        ..IwarpConfig::default()
-    }))
+    let mut iwarp_config = IwarpConfig::default();
+    iwarp_config.connect_timeout = LIMIT;
+    iwarp_config.accept_timeout = LIMIT;
+    iwarp_config.close_timeout = LIMIT;
+    Arc::new(Iwarp::new(iwarp_config))
 }
 
 fn loopback() -> Arc<dyn Provider> {
@@ -254,11 +251,9 @@ fn a_grant_behind_other_data_counts() {
         let peer = thread::spawn(move || {
             one_thread().block_on(async move {
                 let provider = Iwarp::new(IwarpConfig::default());
-                let settings = Settings {
-                    receive_buffer: Some(128 * 1024),
-                    receive_credit_max: 8,
-                    ..Settings::default()
-                };
+                let mut settings = Settings::default();
+                settings.receive_buffer = Some(128 * 1024);
+                settings.receive_credit_max = 8;
                 let config = Config::new(settings).unwrap();
                 let mut listener = Listener::bind(&provider, any_port(), config).await.unwrap();
                 told.send(listener.local_addr()).unwrap();
@@ -298,11 +293,9 @@ fn a_peer_that_floods_is_given_up() {
     let peer = thread::spawn(move || {
         one_thread().block_on(async move {
             let provider = Iwarp::new(IwarpConfig::default());
-            let settings = Settings {
-                receive_buffer: Some(128 * 1024),
-                receive_credit_max: 8,
-                ..Settings::default()
-            };
+            let mut settings = Settings::default();
+            settings.receive_buffer = Some(128 * 1024);
+            settings.receive_credit_max = 8;
             let config = Config::new(settings).unwrap();
             let mut listener = Listener::bind(&provider, any_port(), config).await.unwrap();
             told.send(listener.local_addr()).unwrap();

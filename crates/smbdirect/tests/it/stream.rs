@@ -149,10 +149,8 @@ async fn a_reader_that_stops_holds_the_peer_back() {
 #[tokio::test]
 async fn message_that_is_too_long_for_a_frame_aborts_the_connection() {
     let longest = 0xFF_FFFF;
-    let settings = Settings {
-        max_fragmented_receive_size: longest + 1,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.max_fragmented_receive_size = longest + 1;
     for (length, fits) in [(longest, true), (longest + 1, false)] {
         let (mut stream, server) = stream_with(Config::new(settings.clone()).unwrap()).await;
         drop(server.send(vec![7; length as usize]).unwrap());

@@ -123,12 +123,10 @@ async fn taker(connection: Connection) {
 async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
     let mut random = Rng::with_seed(seed);
     let credits = [1, 2, 10, 255][random.usize(..4)];
-    let config = Config::new(Settings {
-        send_credit_target: credits,
-        receive_credit_max: credits,
-        ..Settings::default()
-    })
-    .unwrap();
+    let mut settings = Settings::default();
+    settings.send_credit_target = credits;
+    settings.receive_credit_max = credits;
+    let config = Config::new(settings).unwrap();
     let address = "127.0.0.1:0";
     let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
@@ -229,11 +227,10 @@ fn iwarp() -> Arc<dyn Provider> {
 fn roce() -> Arc<dyn Provider> {
     let probe = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let udp_port = probe.local_addr().unwrap().port();
-    Arc::new(Roce::new(RoceConfig {
-        udp_port,
-        peer_udp_port: udp_port,
-        ..RoceConfig::default()
-    }))
+    let mut roce_config = RoceConfig::default();
+    roce_config.udp_port = udp_port;
+    roce_config.peer_udp_port = udp_port;
+    Arc::new(Roce::new(roce_config))
 }
 
 #[test]

@@ -89,11 +89,10 @@ enum Ending {
 }
 
 fn draw_policy(random: &mut Random) -> Policy {
-    Policy {
-        revision: random.pick(&[Revision::Current, Revision::V2014]),
-        tolerate_empty_in_sequence: random.one_in(4),
-        ..Policy::default()
-    }
+    let mut policy = Policy::default();
+    policy.revision = random.pick(&[Revision::Current, Revision::V2014]);
+    policy.tolerate_empty_in_sequence = random.one_in(4);
+    policy
 }
 
 fn draw_settings(random: &mut Random) -> Settings {
@@ -107,17 +106,16 @@ fn draw_settings(random: &mut Random) -> Settings {
         let odd = random.between(128, 4000) as u32;
         random.pick(&[128, 129, 1364, 8192, odd])
     };
-    Settings {
-        send_credit_target,
-        receive_credit_max,
-        max_send_size: size(random),
-        max_receive_size: size(random),
-        max_fragmented_receive_size: random.pick(&[131_072, 131_073, 173_910, 1 << 20]),
-        max_read_write_size: random.pick(&[65_536, 1 << 20]),
-        credit_grant_timeout: random.pick(&[None, Some(Duration::from_secs(5))]),
-        policy: draw_policy(random),
-        ..Settings::windows()
-    }
+    let mut settings = Settings::windows();
+    settings.send_credit_target = send_credit_target;
+    settings.receive_credit_max = receive_credit_max;
+    settings.max_send_size = size(random);
+    settings.max_receive_size = size(random);
+    settings.max_fragmented_receive_size = random.pick(&[131_072, 131_073, 173_910, 1 << 20]);
+    settings.max_read_write_size = random.pick(&[65_536, 1 << 20]);
+    settings.credit_grant_timeout = random.pick(&[None, Some(Duration::from_secs(5))]);
+    settings.policy = draw_policy(random);
+    settings
 }
 
 fn draw_faults(random: &mut Random) -> Faults {

@@ -207,6 +207,7 @@ impl Receives {
             payload,
             remaining,
             invalidated_token,
+            ..
         } = segment;
         self.with(|state| {
             let inbound = &mut state.inbound;
@@ -305,11 +306,9 @@ mod tests {
     use crate::protocol::ReceiveSettings;
 
     fn segment(length: usize) -> Segment {
-        Segment {
-            payload: vec![7; length].into(),
-            remaining: 0,
-            invalidated_token: None,
-        }
+        let mut segment = Segment::default();
+        segment.payload = vec![7; length].into();
+        segment
     }
 
     #[test]

@@ -115,10 +115,9 @@ impl Task {
                 .poll_tsdu(self.session.send_availability())
         {
             let connection = &self.session.connection;
-            let options = MessageOptions {
-                invalidate: tsdu.invalidate,
-                response_requested: tsdu.prompt,
-            };
+            let mut options = MessageOptions::default();
+            options.invalidate = tsdu.invalidate;
+            options.response_requested = tsdu.prompt;
             match connection.send_with(tsdu.message, options) {
                 Ok(sending) => self.sending.push_back(sending),
                 // The connection has just ended, and `finish` will end all sends.

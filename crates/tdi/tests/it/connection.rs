@@ -26,11 +26,9 @@ struct Pair {
 
 async fn pair(provider: Arc<dyn Provider>) -> Pair {
     // With four credits a long TSDU has to wait for more credits before its end.
-    let settings = Settings {
-        send_credit_target: 4,
-        receive_credit_max: 4,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.send_credit_target = 4;
+    settings.receive_credit_max = 4;
     let config = Config::new(settings).unwrap();
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let mut listener = Listener::bind(&*provider, address, config.clone())

@@ -27,12 +27,11 @@ fn a_tdi_send_outlives_a_stop() {
         .build();
     for runtime in [one_thread.unwrap(), several.unwrap()] {
         runtime.block_on(async {
-            let provider = Arc::new(Iwarp::new(IwarpConfig {
-                connect_timeout: LIMIT,
-                accept_timeout: LIMIT,
-                close_timeout: LIMIT,
-                ..IwarpConfig::default()
-            }));
+            let mut iwarp = IwarpConfig::default();
+            iwarp.connect_timeout = LIMIT;
+            iwarp.accept_timeout = LIMIT;
+            iwarp.close_timeout = LIMIT;
+            let provider = Arc::new(Iwarp::new(iwarp));
             let mut settings = settings(Settings::default());
             settings.send.send_timeout = Some(LIMIT);
             let ends = Ends::with(provider, settings).await;

@@ -11,11 +11,9 @@ use crate::{messages::*, noise};
 /// Settings of an end that receives messages with 8 MiB of data, and waits for credits without a
 /// time limit.
 pub fn patient() -> Config {
-    let settings = Settings {
-        max_fragmented_receive_size: (8 << 20) + (64 << 10),
-        credit_grant_timeout: None,
-        ..Settings::default()
-    };
+    let mut settings = Settings::default();
+    settings.max_fragmented_receive_size = (8 << 20) + (64 << 10);
+    settings.credit_grant_timeout = None;
     Config::new(settings).unwrap()
 }
 

@@ -14,43 +14,54 @@ use crate::{
     work::{ProviderError, ProviderErrorKind},
 };
 
-/// The settings of [`Iwarp`](super::Iwarp).
+/// The settings of [`Iwarp`](super::Iwarp). Begin with the defaults, and change fields:
+///
+/// ```
+/// use smbdirect_rdma::iwarp::{Iwarp, IwarpConfig};
+///
+/// let mut config = IwarpConfig::default();
+/// config.ird = 64;
+/// config.tuning.startup_probe = false;
+/// let provider = Iwarp::new(config);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct IwarpConfig {
-    /// Selects the connections whose FPDUs carry a CRC.
+    /// Selects the connections whose FPDUs carry a CRC. The default is [`MpaCrc::Auto`].
     pub crc: MpaCrc,
     /// IRD: the most RDMA Reads that a peer may have outstanding, rounded up to a power of two; at
-    /// most 128.
+    /// most 128. The default is 32.
     pub ird: u16,
     /// ORD: the most RDMA Reads that this end has outstanding; at most 128, and never more than
-    /// the peer serves.
+    /// the peer serves. The default is 32.
     pub ord: u16,
-    /// The MPA revision to connect with: 2, or 1 for peers without RFC 6581.
+    /// The MPA revision to connect with: 2, or 1 for peers without RFC 6581. The default is 2.
     pub revision: u8,
     /// Whether to connect again with revision 1 if a peer closes or refuses a connection of
-    /// revision 2.
+    /// revision 2. The default is true.
     pub fall_back: bool,
     /// The longest time to wait for TCP to connect, and then again for the Reply. After each of the first three
-    /// stalls of this process, the peer gets one more second.
+    /// stalls of this process, the peer gets one more second. The default is 10 s.
     pub connect_timeout: Duration,
-    /// The longest time to wait for the Request of a peer that has connected.
+    /// The longest time to wait for the Request of a peer that has connected. The default is 5 s.
     pub accept_timeout: Duration,
     /// The longest time without progress after a graceful disconnect, until posted work is finished and the
     /// peer's FIN has arrived. Progress is 64 KiB in this time. The timeout also bounds the wait for the peer's
-    /// FIN after a refusal.
+    /// FIN after a refusal. The default is 5 s.
     pub close_timeout: Duration,
     /// The most peers of one listener that may have connected without having sent their Request.
-    /// Further connections wait in the backlog of the operating system.
+    /// Further connections wait in the backlog of the operating system. The default is 64.
     pub max_half_open: usize,
     /// The settings for a particular network or peer.
     pub tuning: IwarpTuning,
-    /// An observer of all bytes of all connections.
+    /// An observer of all bytes of all connections. The default is none.
     pub tap: Option<Arc<dyn Tap>>,
 }
 
 /// The settings of [`IwarpConfig`] that tune the provider for a network or a peer. The defaults suit all known
 /// peers; change one only after a measurement.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct IwarpTuning {
     /// The longest FPDU to send, in bytes, for peers that accept FPDUs longer than a TCP segment;
     /// at most 65536. `None` uses 65536 towards a peer that is this library, and the size of a TCP

@@ -177,6 +177,7 @@ pub struct Transmit {
 /// The counts of received datagrams, and of those that were dropped for each reason, since the endpoint was
 /// created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EndpointStatistics {
     /// The datagrams that were received.
     pub received: u64,

@@ -72,6 +72,7 @@ pub(super) struct Requester {
 
 /// The retransmissions of a queue pair, counted since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RetransmissionStatistics {
     /// How often everything in flight was sent again because the peer reported a gap, or because a response was
     /// missing.

@@ -5,40 +5,47 @@ use std::{sync::Arc, time::Duration};
 use super::tap::DatagramTap;
 use crate::roce::{cm::PathMtu, endpoint::EndpointSettings, packet::UDP_PORT};
 
-/// The settings of [`Roce`](super::Roce).
+/// The settings of [`Roce`](super::Roce). Begin with the defaults, and change fields:
+///
+/// ```
+/// use smbdirect_rdma::roce::{Roce, RoceConfig};
+///
+/// let mut config = RoceConfig::default();
+/// config.ird = 64;
+/// let provider = Roce::new(config);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RoceConfig {
-    /// IRD: the most RDMA Reads that a peer may have outstanding; at most 128.
+    /// IRD: the most RDMA Reads that a peer may have outstanding; at most 128. The default is 32.
     pub ird: u8,
     /// ORD: the most RDMA Reads that this end has outstanding; at most 128, and never more than the
-    /// peer serves.
+    /// peer serves. The default is 32.
     pub ord: u8,
     /// The UDP port to receive on. RoCE adapters and Linux rxe send to 4791 only. An end that
-    /// connects uses a free port instead if this one is taken.
+    /// connects uses a free port instead if this one is taken. The default is 4791.
     pub udp_port: u16,
     /// The UDP port on which peers receive connection requests. Only listeners of this library can
-    /// have another port than 4791.
+    /// have another port than 4791. The default is 4791.
     pub peer_udp_port: u16,
-    /// The largest path MTU. `None` uses the largest one that fits the interface.
+    /// The largest path MTU. The default, `None`, uses the largest one that fits the interface.
     pub path_mtu: Option<PathMtu>,
     /// The longest time until a connection is established. The CM gives up after 33.5 s, so a longer time has no
-    /// effect.
+    /// effect. The default is 10 s.
     pub connect_timeout: Duration,
-    /// The longest time that a peer may take to confirm that it was accepted.
+    /// The longest time that a peer may take to confirm that it was accepted. The default is 5 s.
     pub accept_timeout: Duration,
     /// The longest time, after a graceful disconnect, until posted work is finished and the peer has
-    /// answered.
+    /// answered. The default is 5 s.
     pub close_timeout: Duration,
     /// The most connection requests of one socket that are open: not answered, or not confirmed by
-    /// the peer. Further requests are ignored, and their senders repeat them.
+    /// the peer. Further requests are ignored, and their senders repeat them. The default is 64.
     pub max_half_open: usize,
     /// The most bytes of one connection that are sent and not acknowledged. Between two ends with the same IP
-    /// address, the limit is an eighth of the receive buffer of this end's socket if that is more, up to 1 MiB.
-    pub max_in_flight: usize,
-    /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have moved since its
-    /// last sleep. With zero it sleeps immediately.
+    /// The longest time until a connection is established. The CM gives up after 33.5 s, so a longer time has no
+    /// effect. The default is 10 s.
     pub poll_window: Duration,
-    /// An observer of all datagrams.
+    /// An observer of all datagrams. The default is none.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 

@@ -26,15 +26,15 @@ use smbdirect_conform::{
 
 /// Returns the settings that a case wishes.
 fn settings_for(requested: &PeerSettings) -> Settings {
-    let default = Settings::default();
-    Settings {
-        send_credit_target: requested.credits.unwrap_or(default.send_credit_target),
-        receive_credit_max: requested.credits.unwrap_or(default.receive_credit_max),
-        max_fragmented_receive_size: requested
-            .max_fragmented_receive_size
-            .unwrap_or(default.max_fragmented_receive_size),
-        ..default
+    let mut settings = Settings::default();
+    if let Some(credits) = requested.credits {
+        settings.send_credit_target = credits;
+        settings.receive_credit_max = credits;
     }
+    if let Some(size) = requested.max_fragmented_receive_size {
+        settings.max_fragmented_receive_size = size;
+    }
+    settings
 }
 
 /// Returns the facts of the engine for a case: all settings, with exact times.

@@ -48,10 +48,9 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
         assert_eq!(error.kind, ProviderErrorKind::Rejected);
     }
     for max_read_write_size in [1 << 20, 2 << 20] {
-        let config = Config::new(Settings {
-            max_read_write_size,
-            ..Settings::default()
-        });
+        let mut settings = Settings::default();
+        settings.max_read_write_size = max_read_write_size;
+        let config = Config::new(settings);
         let accepting = async {
             let incoming = listener.accept().await.unwrap();
             incoming.accept(config.unwrap()).await
@@ -129,14 +128,12 @@ async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
 #[tokio::test]
 async fn connecting_takes_no_longer_than_the_negotiation_timer() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let config = Config::new(Settings {
-        active_negotiation_timeout: Duration::from_millis(50),
-        ..Settings::default()
-    });
-    let provider = Iwarp::new(IwarpConfig {
-        connect_timeout: Duration::MAX,
-        ..IwarpConfig::default()
-    });
+    let mut settings = Settings::default();
+    settings.active_negotiation_timeout = Duration::from_millis(50);
+    let config = Config::new(settings);
+    let mut iwarp = IwarpConfig::default();
+    iwarp.connect_timeout = Duration::MAX;
+    let provider = Iwarp::new(iwarp);
     let address = silent.local_addr().unwrap();
     let connecting = Connection::connect(&provider, address, config.unwrap());
     // The error differs from the error for a peer that does not negotiate.
@@ -256,10 +253,9 @@ async fn a_listener_takes_new_settings(provider: Arc<dyn Provider>) {
     let address = listener.local_addr();
     let mut sizes = Vec::new();
     for size in [1 << 20, 1 << 18, 1 << 19] {
-        let config = Config::new(Settings {
-            max_fragmented_receive_size: size,
-            ..Settings::default()
-        });
+        let mut settings = Settings::default();
+        settings.max_fragmented_receive_size = size;
+        let config = Config::new(settings);
         listener.set_config(config.unwrap());
         let connecting = Connection::connect(&*provider, address, Config::default());
         let (client, server) = within(async { tokio::join!(connecting, listener.accept()) }).await;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError, Settings,
+    Access, Config, Connection, ConnectionError, Listener, SendError,
     engine::{Expired, Initiator},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -164,10 +164,8 @@ async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
 //= SMBD-3.1.5.1-13b test
 #[tokio::test]
 async fn unsent_messages_return_the_reason() {
-    let few = Settings {
-        credit_grant_timeout: Some(Duration::from_millis(50)),
-        ..few_credits()
-    };
+    let mut few = few_credits();
+    few.credit_grant_timeout = Some(Duration::from_millis(50));
     let provider = Arc::new(Loopback::new());
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
     // The peer does not take the messages, so its credits run out.
@@ -186,14 +184,12 @@ async fn unsent_messages_return_the_reason() {
 
 #[tokio::test]
 async fn timeouts_of_duration_max_never_fire() {
-    let patient = Settings {
-        keepalive_interval: Duration::MAX,
-        keepalive_response_timeout: Duration::MAX,
-        active_negotiation_timeout: Duration::MAX,
-        passive_negotiation_timeout: Duration::MAX,
-        credit_grant_timeout: Some(Duration::MAX),
-        ..few_credits()
-    };
+    let mut patient = few_credits();
+    patient.keepalive_interval = Duration::MAX;
+    patient.keepalive_response_timeout = Duration::MAX;
+    patient.active_negotiation_timeout = Duration::MAX;
+    patient.passive_negotiation_timeout = Duration::MAX;
+    patient.credit_grant_timeout = Some(Duration::MAX);
     let provider = Arc::new(Loopback::new());
     let Pair { client, server, .. } = pair_with(provider, patient.clone(), patient).await;
     for _ in 0..20 {

@@ -21,14 +21,12 @@ use super::bytes;
 //= SMBD-6-03 test
 #[tokio::test]
 async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
-    let shallow = Iwarp::new(IwarpConfig {
-        ird: 1,
-        ..IwarpConfig::default()
-    });
-    let of_revision_1 = Iwarp::new(IwarpConfig {
-        revision: 1,
-        ..IwarpConfig::default()
-    });
+    let mut iwarp_config = IwarpConfig::default();
+    iwarp_config.ird = 1;
+    let shallow = Iwarp::new(iwarp_config);
+    let mut iwarp = IwarpConfig::default();
+    iwarp.revision = 1;
+    let of_revision_1 = Iwarp::new(iwarp);
     let address = "127.0.0.1:0";
     let config = Config::default();
     let mut listener = Listener::bind(&shallow, address, config.clone())
@@ -102,11 +100,10 @@ async fn mpa_revision_1_peer_receives_the_read_depths() {
 //= SMBD-6-01 test
 #[tokio::test]
 async fn read_depth_of_zero_is_announced_as_one() {
-    let provider = Arc::new(Iwarp::new(IwarpConfig {
-        ird: 0,
-        ord: 0,
-        ..IwarpConfig::default()
-    }));
+    let mut iwarp = IwarpConfig::default();
+    iwarp.ird = 0;
+    iwarp.ord = 0;
+    let provider = Arc::new(Iwarp::new(iwarp));
     let address = "127.0.0.1:0";
     let listener = Listener::bind(&*provider, address, Config::default())
         .await
@@ -150,10 +147,9 @@ async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
 async fn reply_with_read_depth_zero_fails_the_connect() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let provider = Iwarp::new(IwarpConfig {
-        revision: 1,
-        ..IwarpConfig::default()
-    });
+    let mut iwarp = IwarpConfig::default();
+    iwarp.revision = 1;
+    let provider = Iwarp::new(iwarp);
     let connecting = Connection::connect(&provider, address, Config::default());
     let answering = async {
         let (mut peer, _) = listener.accept().await.unwrap();

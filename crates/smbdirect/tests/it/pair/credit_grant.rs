@@ -67,10 +67,8 @@ fn the_timer_does_not_run_without_a_waiting_message() {
 //= SMBD-3.1.6.2-03 test
 #[test]
 fn without_the_timer_the_keepalive_ends_the_connection() {
-    let settings = Settings {
-        credit_grant_timeout: None,
-        ..same_credits(4)
-    };
+    let mut settings = same_credits(4);
+    settings.credit_grant_timeout = None;
     let mut pair = pair(settings);
     pair.withhold_receives(Passive, FOR_EVER);
     for _ in 0..10 {

@@ -395,11 +395,10 @@ pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
 
 /// Returns settings that differ from those of Windows only in the credits.
 pub(crate) fn credits(send_credit_target: u16, receive_credit_max: u16) -> Settings {
-    Settings {
-        send_credit_target,
-        receive_credit_max,
-        ..Settings::windows()
-    }
+    let mut changed = Settings::windows();
+    changed.send_credit_target = send_credit_target;
+    changed.receive_credit_max = receive_credit_max;
+    changed
 }
 
 /// Returns settings with the same number of credits in both directions.

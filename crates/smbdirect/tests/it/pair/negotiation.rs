@@ -14,13 +14,11 @@ use super::fabric::{Active, Faults, Pair, Passive, Who, credits, same_credits};
 #[test]
 fn both_ends_know_the_same_limits() {
     for (send, receive) in [(128, 128), (128, 8192), (1364, 200), (8136, 65536)] {
-        let active = Settings {
-            max_send_size: send,
-            max_receive_size: receive,
-            max_fragmented_receive_size: 200_000,
-            max_read_write_size: 1 << 20,
-            ..Settings::windows()
-        };
+        let mut active = Settings::windows();
+        active.max_send_size = send;
+        active.max_receive_size = receive;
+        active.max_fragmented_receive_size = 200_000;
+        active.max_read_write_size = 1 << 20;
         let pair = Pair::established(1, active, Settings::windows(), Faults::default());
         let [ours, theirs] = Who::BOTH.map(|who| *pair.end(who).engine.negotiated().unwrap());
         assert_eq!(ours.max_send_size, theirs.max_receive_size);

@@ -468,10 +468,9 @@ async fn listen_continues_after_a_peer_that_does_not_negotiate() {
         .local_addr()
         .map(|address| (silent, address))
         .unwrap();
-    let mut short = settings(smbdirect::Settings {
-        passive_negotiation_timeout: Duration::from_millis(100),
-        ..Default::default()
-    });
+    let mut changed = smbdirect::Settings::default();
+    changed.passive_negotiation_timeout = Duration::from_millis(100);
+    let mut short = settings(changed);
     short.connect_timeout = Duration::from_millis(200);
     let ends = Ends::apart(provider.clone(), short).await;
     let connect = within(ends.here.connect(silent.1, None)).await;
@@ -584,10 +583,9 @@ async fn closing_an_address_cancels_the_listens_of_its_own_endpoints() {
 //= TDI-DISC-02 test
 #[tokio::test]
 async fn aborted_connect_closes_its_link() {
-    let patient = Iwarp::new(IwarpConfig {
-        connect_timeout: Duration::from_secs(3600),
-        ..IwarpConfig::default()
-    });
+    let mut iwarp = IwarpConfig::default();
+    iwarp.connect_timeout = Duration::from_secs(3600);
+    let patient = Iwarp::new(iwarp);
     let silent = TcpListener::bind(any_port()).await.unwrap();
     let ends = Ends::apart(Arc::new(patient), TransportSettings::default()).await;
     let address = silent.local_addr().unwrap();

@@ -60,22 +60,20 @@ pub(crate) async fn not_yet<T>(future: impl Future<Output = T>) {
 
 /// Settings with `count` credits in each direction.
 pub(crate) fn credits(count: u16) -> Settings {
-    Settings {
-        send_credit_target: count,
-        receive_credit_max: count,
-        ..Settings::default()
-    }
+    let mut changed = Settings::default();
+    changed.send_credit_target = count;
+    changed.receive_credit_max = count;
+    changed
 }
 
 /// Settings with which a receiver that takes no data stops the sender after a few messages.
 pub(crate) fn starving() -> Settings {
-    Settings {
-        max_send_size: 1024,
-        max_receive_size: 1024,
-        receive_buffer: Some(16 << 10),
-        credit_grant_timeout: None,
-        ..credits(4)
-    }
+    let mut changed = credits(4);
+    changed.max_send_size = 1024;
+    changed.max_receive_size = 1024;
+    changed.receive_buffer = Some(16 << 10);
+    changed.credit_grant_timeout = None;
+    changed
 }
 
 pub(crate) fn settings(settings: Settings) -> TransportSettings {

@@ -349,10 +349,8 @@ async fn non_blocking_sends_wait_without_a_send_buffer(provider: Arc<dyn Provide
 //= TDI-SEND-22 test
 //= TDI-SEND-23 test
 async fn tsdu_lengths_at_the_limit(provider: Arc<dyn Provider>) {
-    let small = Settings {
-        max_fragmented_receive_size: 131_072,
-        ..Settings::default()
-    };
+    let mut small = Settings::default();
+    small.max_fragmented_receive_size = 131_072;
     let mut settings = settings(small);
     // The limit of the peer is smaller than that of the transport.
     settings.send.max_tsdu = 1 << 20;
@@ -594,17 +592,14 @@ async fn two_ends_that_always_request_credits_become_silent(provider: Arc<dyn Pr
 /// receiver would end the connection at an empty message inside a message.
 //= TDI-SEND-08 test
 async fn keepalives_never_split_a_message(provider: Arc<dyn Provider>) {
-    let nervous = Settings {
-        keepalive_interval: Duration::from_millis(2),
-        keepalive_response_timeout: Duration::from_secs(20),
-        policy: Policy {
-            tolerate_empty_in_sequence: false,
-            ..Policy::default()
-        },
-        max_send_size: 256,
-        max_receive_size: 256,
-        ..credits(4)
-    };
+    let mut policy = Policy::default();
+    policy.tolerate_empty_in_sequence = false;
+    let mut nervous = credits(4);
+    nervous.keepalive_interval = Duration::from_millis(2);
+    nervous.keepalive_response_timeout = Duration::from_secs(20);
+    nervous.policy = policy;
+    nervous.max_send_size = 256;
+    nervous.max_receive_size = 256;
     let ends = Ends::with(provider, settings(nervous)).await;
     let data = pattern(100_000, 6);
     for _ in 0..3 {
