@@ -42,8 +42,11 @@ pub struct RoceConfig {
     /// the peer. Further requests are ignored, and their senders repeat them. The default is 64.
     pub max_half_open: usize,
     /// The most bytes of one connection that are sent and not acknowledged. Between two ends with the same IP
-    /// The longest time until a connection is established. The CM gives up after 33.5 s, so a longer time has no
-    /// effect. The default is 10 s.
+    /// address, the limit is an eighth of the receive buffer of this end's socket if that is more, up to 1 MiB. The
+    /// default is 256 KiB.
+    pub max_in_flight: usize,
+    /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have moved since its
+    /// last sleep. With zero it sleeps immediately. The default is 100 µs.
     pub poll_window: Duration,
     /// An observer of all datagrams. The default is none.
     pub tap: Option<Arc<dyn DatagramTap>>,
