@@ -4,7 +4,7 @@
 //! | decision | rule | place |
 //! |---|---|---|
 //! | When is a submitted message flushed? | Immediately, by the caller: to wake a task takes longer than the whole path to the wire. But a flush costs a system call, so what is submitted within [`BURST`] after a flush is left to the driver task, which flushes a whole burst at once. | [`Schedule::submit`] |
-//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, it ends after [`SHARED_POLL_BYTES`]; a connection that has more to do then waits for its turn, and the runtime polls its sockets between two turns: a request on another connection waits for one turn, and not for all. | [`Schedule::begin_poll`], [`Crowd`] |
+//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, it ends after [`SHARED_POLL_BYTES`]; a connection that has more to do, or has moved [`BULK_BYTES`] while others wait, then waits for its turn, and the runtime polls its sockets between two turns: a request on another connection waits for one turn, and not for all. | [`Schedule::begin_poll`], [`Crowd`] |
 //! | When does an idle end poll before it sleeps? | After it has moved [`BULK_BYTES`], for the time that the provider gives: in a steady stream the next bytes mostly arrive sooner than a wake-up takes. | [`Polling`] |
 
 use std::{
@@ -89,7 +89,8 @@ pub(super) struct Schedule {
     crowd: Option<Arc<Crowd>>,
     /// Consecutive polls and calls that moved fewer than [`BULK_BYTES`].
     short_polls: u8,
-    /// The last poll or call has ended before everything was done.
+    /// The last poll or call has ended before everything was done, or has moved bulk data while other connections
+    /// waited for their turns: what this connection submits next must not overtake them.
     has_more: bool,
     /// Bytes that were sent and received in total, at the end of the last poll or call.
     moved: u64,
@@ -219,6 +220,13 @@ impl Schedule {
         self.crowd.as_ref().is_some_and(expected)
     }
 
+    /// Returns whether other connections wait for their turns.
+    #[inline]
+    fn others_wait(&self) -> bool {
+        let waiting = |crowd: &Arc<Crowd>| crowd.waiting.load(Ordering::Relaxed) > 0;
+        self.crowd.as_ref().is_some_and(waiting)
+    }
+
     /// Returns the connections with which this one takes turns now.
     pub(super) fn crowd(&self) -> Option<Arc<Crowd>> {
         self.crowd.clone().filter(|_| self.takes_turns())
@@ -230,7 +238,7 @@ impl Schedule {
     pub(super) fn end_poll(&mut self, all_moved: bool, moved: u64) -> bool {
         let bytes = moved.saturating_sub(self.moved);
         self.moved = moved;
-        self.has_more = !all_moved;
+        self.has_more = !all_moved || bytes >= BULK_BYTES && self.others_wait();
         if bytes > 0 {
             let is_short = all_moved && bytes < BULK_BYTES;
             self.short_polls = if is_short {
@@ -554,6 +562,30 @@ mod tests {
         assert_eq!(first.begin_poll(false), Some(SHARED_POLL_BYTES as u64));
         first.end_poll(true, 100);
         assert!(!first.takes_turns(), "everything is done");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_moved_bulk_data_does_not_overtake_those_that_wait() {
+        let [mut first, mut second] = [schedule(), schedule()];
+        first.join_thread();
+        second.join_thread();
+        requests(&mut first);
+        first.end_poll(false, BULK_BYTES);
+        second.end_poll(false, BULK_BYTES);
+        let crowd = first.crowd().unwrap();
+        let turn = crowd.turn().await;
+        let waiting = second.crowd().unwrap();
+        let waiting = tokio::spawn(async move { drop(waiting.turn().await) });
+        tokio::task::yield_now().await;
+        first.end_poll(true, 2 * BULK_BYTES);
+        assert!(first.takes_turns(), "the other one waits");
+        assert_eq!(first.submit(1, 7), Flush::Task);
+        first.end_poll(true, 3 * BULK_BYTES - 1);
+        assert!(!first.takes_turns(), "it moved few bytes");
+        drop(turn);
+        waiting.await.unwrap();
+        first.end_poll(true, 4 * BULK_BYTES);
+        assert!(!first.takes_turns(), "nobody waits");
     }
 
     /// Threads of one runtime run concurrently, and no connection waits for a turn.
