@@ -37,8 +37,8 @@ pub struct smbdirect_connection {
     pub(crate) events: Arc<Events>,
     /// The connection, or why there is none; unset while connecting.
     outcome: Outcome,
-    /// The task that connects, if it was started here.
-    connecting: Option<AbortHandle>,
+    /// The task that connects, and the address to which, if it was started here.
+    connecting: Option<(AbortHandle, String)>,
     /// The peer keeps the memory of messages that were sent, so that callers cannot lend theirs.
     pub(crate) copies: bool,
     /// Messages that were longer than the caller's memory, in the order in which they arrived.
@@ -136,10 +136,11 @@ impl smbdirect_connection {
         prepared: Prepared,
     ) -> Result<Arc<Self>, Failure> {
         let provider = runtime.enter(|| transport::provider(runtime, &prepared.rdma))?;
+        let given = address.to_owned();
         let address = Address::parse(address, provider.attributes().default_port)?;
         let copies = transport::shares_memory(prepared.rdma.kind);
         let mut created = Self::new(runtime, copies);
-        created.connecting = Some({
+        let task = {
             let (events, streams) = (created.events.clone(), created.streams.clone());
             let (outcome, open) = (created.outcome.clone(), runtime.open.clone());
             runtime.spawn(async move {
@@ -168,7 +169,8 @@ impl smbdirect_connection {
                 let _ = outcome.set(connected);
                 events.signal();
             })
-        });
+        };
+        created.connecting = Some((task, given));
         Ok(Arc::new(created))
     }
 
@@ -226,7 +228,7 @@ impl smbdirect_connection {
 
     /// Gives up the attempt to connect.
     fn stop_connecting(&self) {
-        if let Some(connecting) = &self.connecting {
+        if let Some((connecting, _)) = &self.connecting {
             connecting.abort();
         }
         self.events.free();
@@ -264,7 +266,13 @@ impl smbdirect_connection {
 
     fn finish(&self, timeout_ms: i32) -> Result<(), Failure> {
         self.runtime.check()?;
-        let outcome = self.wait(timeout_ms, self.outcome.wait())?;
+        let waited = self.wait(timeout_ms, self.outcome.wait());
+        let outcome = waited.map_err(|failure| match &self.connecting {
+            Some((_, address)) if failure.code == SMBDIRECT_ERROR_TIMED_OUT => {
+                unanswered(address, timeout_ms)
+            }
+            _ => failure,
+        })?;
         outcome.as_ref().map(|_| ()).map_err(Clone::clone)
     }
 }
@@ -331,15 +339,13 @@ pub(crate) unsafe fn connect(
         )
     };
     let started = smbdirect_connection::start(&runtime, address, prepared)?;
-    let finished = started.finish(timeout_ms);
-    finished.map_err(|failure| {
-        started.stop_connecting();
-        if started.outcome.get().is_some() {
-            return failure;
+    match started.finish(timeout_ms) {
+        Ok(()) => Ok(started),
+        Err(failure) => {
+            started.stop_connecting();
+            Err(failure)
         }
-        unanswered(address, timeout_ms)
-    })?;
-    Ok(started)
+    }
 }
 
 /// Returns the failure of a connection that was not established within the timeout of the call.

@@ -2,6 +2,7 @@
 
 use std::{
     cell::UnsafeCell,
+    collections::BTreeMap,
     ffi::{CString, c_char, c_void},
     fmt::Write as _,
     future::Future,
@@ -15,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use smbdirect::rdma::loopback::Loopback;
+use smbdirect::rdma::{loopback::Loopback, roce::Roce};
 use tokio::{runtime, sync::Notify, time};
 use tracing::{
     Dispatch, Event, Level, Metadata, Subscriber,
@@ -54,6 +55,8 @@ pub(crate) struct Runtime {
     pub(crate) event: Arc<Notify>,
     /// The provider of the transport `loopback`, which connects ends of one runtime.
     pub(crate) loopback: Arc<Loopback>,
+    /// The providers of the transport `roce` by their settings. Ends of one provider share its UDP port.
+    pub(crate) roce: Mutex<BTreeMap<String, Arc<Roce>>>,
     /// The connections that are not over.
     pub(crate) open: Arc<Open>,
     /// The value of [`FORKS`] when the runtime was created.
@@ -170,6 +173,7 @@ impl Runtime {
             log,
             event: Arc::new(Notify::new()),
             loopback: Arc::new(Loopback::new()),
+            roce: Mutex::default(),
             open: Arc::default(),
             forks: FORKS.load(Ordering::Relaxed),
         }))

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use smbdirect::rdma::provider::Provider;
+use smbdirect::rdma::{provider::Provider, roce::Roce};
 use smbdirect_transport::{Kind, Rdma, RdmaSettings};
 
 use crate::{
+    connection::lock,
     runtime::Runtime,
     status::{Failure, SMBDIRECT_ERROR_UNSUPPORTED},
 };
@@ -31,12 +32,21 @@ pub(crate) fn provider(
     runtime: &Runtime,
     settings: &RdmaSettings,
 ) -> Result<Arc<dyn Provider>, Failure> {
-    if settings.kind == Kind::Loopback {
-        return Ok(runtime.loopback.clone());
+    match settings.kind {
+        Kind::Loopback => Ok(runtime.loopback.clone()),
+        Kind::Roce => {
+            let mut known = lock(&runtime.roce);
+            // The settings have no equality, and their text names each of them.
+            let roce = known.entry(format!("{:?}", settings.roce));
+            let roce = roce.or_insert_with(|| Arc::new(Roce::new(settings.roce.clone())));
+            Ok(roce.clone())
+        }
+        Kind::Iwarp | Kind::Verbs => {
+            let rdma = Rdma::new(settings.clone())
+                .map_err(|error| Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, format!("{error:#}")))?;
+            Ok(rdma.provider().clone())
+        }
     }
-    let rdma = Rdma::new(settings.clone())
-        .map_err(|error| Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, format!("{error:#}")))?;
-    Ok(rdma.provider().clone())
 }
 
 /// Returns whether a message that was sent shares its memory with the message that is received.
