@@ -48,7 +48,7 @@ async def concurrent(address):
     """Negotiates on two connections at the same time."""
 
     async def one():
-        async with await aio.connect(address) as connection:
+        async with aio.connect(address) as connection:
             await connection.send(request())
             return check(await connection.recv())
 

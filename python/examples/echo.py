@@ -18,13 +18,13 @@ async def serve(connection):
 
 
 async def listen(address, transport="iwarp"):
-    async with await aio.listen(address, transport=transport) as listener:
+    async with aio.listen(address, transport=transport) as listener:
         print(f"listening on {listener.address}", flush=True)
         await serve(await listener.accept())
 
 
 async def connect(address, transport="iwarp"):
-    async with await aio.connect(address, transport=transport) as connection:
+    async with aio.connect(address, transport=transport) as connection:
         for length in (1, 64, 1364, 8192, 100_000, 1_000_000):
             message = bytes(at * 31 // 7 % 256 for at in range(length))
             await connection.send(message)

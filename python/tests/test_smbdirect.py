@@ -11,7 +11,16 @@ import unittest
 import smbdirect
 from smbdirect import aio
 
-TRANSPORTS = ("iwarp", "loopback")
+
+def free_udp_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+#: The transports that every machine has, and their settings. RoCE has a UDP port of its own, which no other test uses.
+UDP_PORT = free_udp_port()
+TRANSPORTS = {"iwarp": {}, "loopback": {}, "roce": {"udp_port": UDP_PORT, "peer_udp_port": UDP_PORT}}
 LIMIT = 30
 
 
@@ -23,6 +32,7 @@ def content(length):
 class Blocking(unittest.TestCase):
     def pair(self, transport, **changes):
         """Returns both ends of a connection."""
+        changes = {**TRANSPORTS[transport], **changes}
         listener = smbdirect.listen("127.0.0.1:0", transport=transport, **changes)
         self.addCleanup(listener.close)
         client = smbdirect.connect(listener.address, transport=transport, timeout=LIMIT, **changes)
@@ -91,6 +101,69 @@ class Blocking(unittest.TestCase):
         with self.assertRaises(smbdirect.Error):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT, transport="pigeon")
 
+    def test_errors_name_the_address_and_what_to_try(self):
+        with self.assertRaisesRegex(
+            smbdirect.RefusedError, r"nothing listens on 127\.0\.0\.1:1 \(connection refused\); start"
+        ):
+            smbdirect.connect("127.0.0.1:1", timeout=LIMIT)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = "127.0.0.1:%d" % silent.getsockname()[1]
+            late = rf"{address} did not answer within 0\.0?5 ?m?s?.*; check the address"
+            with self.assertRaisesRegex(smbdirect.TimedOutError, late):
+                smbdirect.connect(address, timeout=0.05)
+        with self.assertRaisesRegex(smbdirect.InvalidError, "ird is \"200\", not a number from 0 to 128"):
+            smbdirect.connect("127.0.0.1:1", timeout=LIMIT, ird=200)
+        with self.assertRaisesRegex(smbdirect.InvalidError, "iwarp has no setting \"udp_port\": there are crc, "):
+            smbdirect.connect("127.0.0.1:1", timeout=LIMIT, udp_port=1)
+
+    def test_settings_of_a_transport_are_those_of_the_library(self):
+        known = set()
+        for transport, other in (("iwarp", {"udp_port": 1}), ("roce", {"crc": "off"})):
+            with self.assertRaises(smbdirect.InvalidError) as raised:
+                smbdirect.connect("127.0.0.1:1", transport=transport, timeout=LIMIT, **other)
+            names = str(raised.exception).split("there are ")[1].split(", ")
+            known.update(names)
+            for name in names:
+                value = {"crc": "off", "fpdu_alignment": "runs", "send_buffer": "system", "congestion_control": "reno",
+                         "fall_back": False, "startup_probe": True, "revision": 1, "path_mtu": 1024,
+                         "udp_port": UDP_PORT, "peer_udp_port": UDP_PORT}.get(name, 100)
+                changes = {**TRANSPORTS[transport], name: value}
+                with self.assertRaises(smbdirect.RefusedError, msg=name):
+                    smbdirect.connect("127.0.0.1:1", transport=transport, timeout=LIMIT, **changes)
+        of_library = {field[0] for field in smbdirect._common.c.Settings._fields_}
+        self.assertEqual(known, set(smbdirect.Settings.__annotations__) - of_library)
+
+    def test_text_is_no_message(self):
+        client, server = self.pair("loopback")
+        with self.assertRaisesRegex(TypeError, "such as bytes, bytearray or memoryview, not str; encode it"):
+            client.send("text")
+        with self.assertRaisesRegex(TypeError, "a bytes-like object is needed.*, not int$"):
+            client.send(1)
+        with self.assertRaisesRegex(TypeError, "a writable buffer is needed, such as a bytearray, not bytes"):
+            server.recv_into(bytes(8))
+
+    def test_receive_into_memory(self):
+        for transport in TRANSPORTS:
+            client, server = self.pair(transport)
+            client.send(content(1000))
+            room = bytearray(500)
+            with self.assertRaisesRegex(smbdirect.InvalidError, "1000 bytes"):
+                server.recv_into(room, timeout=LIMIT)
+            room = bytearray(1500)
+            self.assertEqual(server.recv_into(room, timeout=LIMIT), 1000)
+            self.assertEqual(room, content(1000) + bytes(500))
+            client.send(content(10))
+            self.assertEqual(server.recv_into(memoryview(room)[5:], timeout=LIMIT), 10)
+            self.assertEqual(room[:20], content(5) + content(10) + content(20)[15:])
+            with self.assertRaises(smbdirect.TimedOutError):
+                server.recv_into(room, timeout=0)
+            client.close(timeout=LIMIT)
+            self.assertEqual(server.recv_into(room, timeout=LIMIT), 0)
+
+    def test_versions(self):
+        library = smbdirect._common.library.smbdirect_version().decode()
+        self.assertEqual(smbdirect.__version__, library)
+
     def test_stream_has_frames_of_smb(self):
         client, server = self.pair("loopback")
         stream = client.stream()
@@ -111,9 +184,10 @@ class Asyncio(unittest.TestCase):
 
     async def pair(self, transport):
         """Returns both ends of a connection and their listener."""
-        listener = await aio.listen("127.0.0.1:0", transport=transport)
+        changes = TRANSPORTS[transport]
+        listener = await aio.listen("127.0.0.1:0", transport=transport, **changes)
         client, server = await asyncio.gather(
-            aio.connect(listener.address, transport=transport), listener.accept()
+            aio.connect(listener.address, transport=transport, **changes), listener.accept()
         )
         return client, server, listener
 
@@ -215,6 +289,32 @@ class Asyncio(unittest.TestCase):
             listener.close()
 
         self.run_limited(wait())
+
+    def test_opening_is_a_context_manager_and_a_coroutine(self):
+        async def use(transport):
+            changes = TRANSPORTS[transport]
+            async with aio.listen("127.0.0.1:0", transport=transport, **changes) as listener:
+                connecting = asyncio.create_task(aio.connect(listener.address, transport=transport, **changes))
+                server = await listener.accept()
+                async with await connecting as client, server:
+                    await client.send(b"hello")
+                    room = bytearray(10)
+                    self.assertEqual(await server.recv_into(room), 5)
+                    self.assertEqual(room, b"hello" + bytes(5))
+                async with aio.connect(listener.address, transport=transport, **changes) as client:
+                    async with await listener.accept() as server:
+                        await server.send(b"hi")
+                        self.assertEqual(await asyncio.wait_for(client.recv(), LIMIT), b"hi")
+                        region = server.register(smbdirect.Buffer(b"content"), read=True)
+                        self.assertEqual(await client.read(region.descriptor, 7), b"content")
+                        self.assertEqual(bytes((await region.deregister_buffer()).view()), b"content")
+            self.assertIsNone(listener._pointer)
+            with self.assertRaises(smbdirect.RefusedError):
+                async with aio.connect("127.0.0.1:1"):
+                    pass
+
+        for transport in TRANSPORTS:
+            self.run_limited(use(transport))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ import ctypes
 import socket
 from ctypes import byref, c_int, c_uint64, c_void_p
 from types import TracebackType
-from typing import Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Iterator, Optional, Sequence, Union
 
 from . import _library as c
 from ._common import (
+    Buffer,
     ClosedError,
     Data,
     Descriptor,
@@ -37,6 +38,7 @@ from ._common import (
     ProtocolError,
     RefusedError,
     RegionHandle,
+    Settings,
     TimedOutError,
     access,
     as_bytes,
@@ -48,6 +50,7 @@ from ._common import (
     number,
     open_listener,
     parts,
+    room,
     settings,
     take_buffer,
     text,
@@ -55,7 +58,14 @@ from ._common import (
 )
 from ._library import library
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+#: The version of the package. It works with every library of the same soname.
+__version__ = "0.1.0"
+
 __all__ = [
+    "Buffer",
     "ClosedError",
     "Connection",
     "Data",
@@ -68,6 +78,7 @@ __all__ = [
     "ProtocolError",
     "RefusedError",
     "Region",
+    "Settings",
     "TimedOutError",
     "connect",
     "listen",
@@ -80,13 +91,14 @@ def connect(
     timeout: Optional[float] = None,
     transport: str = "iwarp",
     profile: str = "default",
-    **changes: int,
+    **changes: Unpack[Settings],
 ) -> "Connection":
     """Connects to a peer and negotiates.
 
-    `address` is HOST, HOST:PORT or [IPV6]:PORT, `transport` is "iwarp", "verbs" or "loopback", and `profile` is
-    "default", "windows" or "linux". Further arguments change settings of smbdirect.h, such as
-    `max_fragmented_receive_size`. SMB servers that send up to 8 MiB need 8454144 there.
+    `address` is HOST, HOST:PORT or [IPV6]:PORT, `transport` is "iwarp", "roce", "verbs" or "loopback", and `profile`
+    is "default", "windows" or "linux". Further arguments change settings of smbdirect.h, such as
+    `max_fragmented_receive_size`, and those of iWARP and RoCE, such as `crc="off"` or `udp_port=14791`. SMB servers
+    that send up to 8 MiB need 8454144 for `max_fragmented_receive_size`.
 
     Raises Error, most often RefusedError or TimedOutError; OverflowError for a setting that does not fit; ValueError
     for an address with a NUL, or a timeout of 0.
@@ -100,9 +112,12 @@ def connect(
     assert pointer.value is not None
     connection = Connection(pointer.value)
     try:
-        check(
-            waited(timeout, error, lambda ms: library.smbdirect_connect_finish(pointer, ms, byref(error))), error
+        late = (
+            f"{address} did not answer within {timeout} s; check the address, that SMB Direct listens there, and "
+            "firewalls between, or give it more time"
         )
+        finish = library.smbdirect_connect_finish
+        check(waited(timeout, error, lambda ms: finish(pointer, ms, byref(error)), late), error)
     except BaseException:
         connection.free()
         raise
@@ -110,9 +125,10 @@ def connect(
 
 
 def listen(
-    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
+    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: Unpack[Settings]
 ) -> "Listener":
-    """Listens on an address; port 0 picks a free one. The arguments are those of `connect`."""
+    """Listens on an address; port 0 picks a free one, and :PORT is every address of the machine. The arguments are those
+    of `connect`."""
     return Listener(open_listener(address, transport, profile, changes))
 
 
@@ -161,10 +177,28 @@ class Connection(Handle):
             raise TimedOutError("no message has arrived")
         return message
 
+    def recv_into(self, buffer: Data, timeout: Optional[float] = None) -> int:
+        """Receives the next message into a writable buffer, and returns its length; 0 is the end, as b"" is of `recv`.
+
+        Raises InvalidError for a message that is longer than the buffer, which the next call gets.
+        """
+        array, _held = room(buffer)
+        pointer = self._live()
+        length = self._take_into(
+            lambda token, error: waited(
+                timeout,
+                error,
+                lambda ms: library.smbdirect_recv(pointer, array, len(array), ms, token, byref(error)),
+            )
+        )
+        if length is None:
+            raise TimedOutError("no message has arrived")
+        return length
+
     def register(
-        self, content: Union[int, Data], *, read: bool = False, write: bool = False, invalidate: bool = True
+        self, content: Union[int, Data, Buffer], *, read: bool = False, write: bool = False, invalidate: bool = True
     ) -> "Region":
-        """Registers a copy of `content`, or a number of zero bytes, for the peer.
+        """Registers a copy of `content`, a number of zero bytes, or the memory of a `Buffer` for the peer.
 
         The peer may read it by RDMA Read, write it by RDMA Write, and end the registration by a message.
         """
@@ -265,8 +299,16 @@ class Region(RegionHandle):
     """Memory that the peer can use. Send it `descriptor`."""
 
     def deregister(self, timeout: Optional[float] = None) -> bytes:
-        """Ends the access of the peer and returns the content. Of several threads that call it, one gets the
+        """Ends the access of the peer and returns a copy of the content. Of several threads that call it, one gets the
         content and the others ValueError."""
+        return take_buffer(self._end(timeout))
+
+    def deregister_buffer(self, timeout: Optional[float] = None) -> Buffer:
+        """Ends the access of the peer and returns the memory without a copy, likewise."""
+        return Buffer._of(self._end(timeout))
+
+    def _end(self, timeout: Optional[float]) -> int:
+        """Ends the registration, and returns the pointer of its buffer."""
         pointer, error, buffer = self._registered(), c.Error(), c_void_p()
         status = waited(
             timeout, error, lambda ms: library.smbdirect_deregister(pointer, ms, byref(buffer), byref(error))
@@ -274,7 +316,7 @@ class Region(RegionHandle):
         check(status, error)
         self.free()
         assert buffer.value is not None
-        return take_buffer(buffer.value)
+        return buffer.value
 
 
 class Listener(ListenerHandle):

@@ -10,9 +10,10 @@ import operator
 import struct
 import threading
 import time
-from ctypes import byref, c_void_p
+import weakref
+from ctypes import byref, c_char, c_ubyte, c_uint32, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Iterable, Literal, Optional, Sequence, TypedDict, TypeVar, Union
 
 from . import _library as c
 from ._library import library
@@ -69,6 +70,7 @@ _CLASSES = {
     c.ERROR_LOST: LostError,
     c.ERROR_ABORTED: LostError,
     c.ERROR_TOO_LARGE: InvalidError,
+    c.ERROR_BUFFER_TOO_SMALL: InvalidError,
     c.ERROR_RANGE: InvalidError,
 }
 
@@ -122,8 +124,9 @@ def _has_signals() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def waited(timeout: Optional[float], error: c.Error, call: Callable[[int], int]) -> int:
+def waited(timeout: Optional[float], error: c.Error, call: Callable[[int], int], late: str = "") -> int:
     """Returns the status of a call that waits for up to the given number of milliseconds, and that can be repeated.
+    `late` is the text of the error after the timeout.
 
     The main thread looks for signals meanwhile, so that the exceptions of their handlers end the wait.
     """
@@ -140,7 +143,7 @@ def waited(timeout: Optional[float], error: c.Error, call: Callable[[int], int])
             # If it is a timeout, a timer of the connection ran out.
             return status
         if now >= deadline:
-            error.message = f"not done within {timeout} s".encode()
+            error.message = (late or f"not done within {timeout} s").encode()[:251]
             return status
 
 
@@ -275,28 +278,107 @@ class Info:
     regions: int
 
 
-def settings(transport: str, profile: str, changes: dict[str, int]) -> c.Settings:
+class Settings(TypedDict, total=False):
+    """The settings of a connection that `connect` and `listen` take by name; smbdirect.h describes them. Those of a
+    transport are for "iwarp" or "roce"."""
+
+    send_credit_target: int
+    receive_credit_max: int
+    max_send_size: int
+    max_receive_size: int
+    max_fragmented_receive_size: int
+    max_read_write_size: int
+    keepalive_interval_ms: int
+    keepalive_response_timeout_ms: int
+    active_negotiation_timeout_ms: int
+    passive_negotiation_timeout_ms: int
+    busy_poll_us: int
+    # Of iWARP and RoCE.
+    ird: int
+    ord: int
+    connect_timeout_ms: int
+    accept_timeout_ms: int
+    close_timeout_ms: int
+    max_half_open: int
+    poll_window_us: int
+    # Of iWARP.
+    crc: Literal["auto", "on", "off"]
+    revision: int
+    fall_back: bool
+    max_fpdu: int
+    fpdu_alignment: Literal["auto", "off", "single", "runs"]
+    startup_probe: bool
+    congestion_control: str
+    send_buffer: Union[int, Literal["auto", "system"]]
+    # Of RoCE.
+    udp_port: int
+    peer_udp_port: int
+    path_mtu: int
+    max_in_flight: int
+
+
+def settings(transport: str, profile: str, changes: Settings) -> c.Settings:
     """Returns the settings of a profile with changes."""
     if profile not in c.PROFILES:
         raise ValueError(f"no profile {profile!r}: use {', '.join(c.PROFILES)}")
     made = c.Settings()
     library.smbdirect_settings_init(byref(made), ctypes.sizeof(made), c.PROFILES[profile])
     made.transport = text("transport", transport)
-    known = {name: 8 * ctypes.sizeof(kind) for name, kind in c.Settings._fields_}
-    del known["size"], known["transport"]
+    in_structure = {field[0]: 8 * ctypes.sizeof(field[1]) for field in c.Settings._fields_}
+    options: list[c.Option] = []
     for name, value in changes.items():
-        if name not in known:
-            raise TypeError(f"no setting {name!r}: there are {', '.join(sorted(known))}")
-        setattr(made, name, number(name, value, known[name]))
+        if name not in Settings.__annotations__:
+            raise TypeError(f"no setting {name!r}: there are {', '.join(sorted(Settings.__annotations__))}")
+        if name in in_structure:
+            setattr(made, name, number(name, value, in_structure[name]))  # type: ignore[arg-type]
+        else:
+            options.append(c.Option(name.encode(), option(name, value)))
+    made.options = (c.Option * len(options))(*options)
+    made.options_count = len(options)
     return made
+
+
+def option(name: str, value: object) -> bytes:
+    """Returns the value of a setting of a transport for the library."""
+    if isinstance(value, bool):
+        return b"on" if value else b"off"
+    if isinstance(value, str):
+        return text(name, value)
+    return str(number(name, value, 32)).encode()  # type: ignore[arg-type]
+
+
+def viewed(data: Data) -> memoryview:
+    """Returns a view of data, or says what is needed."""
+    try:
+        return memoryview(data)
+    except TypeError:
+        needed = "a bytes-like object is needed, such as bytes, bytearray or memoryview"
+        cure = "; encode it: text.encode()" if isinstance(data, str) else ""
+        raise TypeError(f"{needed}, not {type(data).__name__}{cure}") from None
 
 
 def as_bytes(data: Data) -> bytes:
     """Returns data as bytes, without a copy if it is of that type."""
     if isinstance(data, bytes):
         return data
-    with memoryview(data) as view:
+    with viewed(data) as view:
         return view.tobytes()
+
+
+def room(buffer: Data) -> tuple["ctypes.Array[c.IoVec]", object]:
+    """Returns the memory of a writable buffer for the library, and an object that keeps it from being moved."""
+    with viewed(buffer) as view:
+        if view.readonly:
+            raise TypeError(f"a writable buffer is needed, such as a bytearray, not {type(buffer).__name__}")
+        if not view.c_contiguous:
+            raise BufferError("the bytes of the buffer are not in one piece")
+        size = view.nbytes
+    array = (c.IoVec * 1)()
+    # An array of no bytes has no first one.
+    held = c_char.from_buffer(buffer) if size else None
+    if held is not None:
+        array[0].iov_base, array[0].iov_len = ctypes.addressof(held), size
+    return array, held
 
 
 def parts(pieces: Iterable[Data]) -> tuple["ctypes.Array[c.IoVec]", list[bytes]]:
@@ -329,8 +411,11 @@ def check_range(described: "ctypes.Array[c.BufferDescriptor]", offset: int, leng
 
 def new_buffer(content: Union[int, Data]) -> c_void_p:
     """Returns a buffer of the library with the content, or with a number of zero bytes."""
-    held = None if isinstance(content, int) else as_bytes(content)
-    length = number("the length", content, 63) if held is None else len(held)
+    if isinstance(content, int):
+        held, length = b"", number("the length", content, 63)
+    else:
+        held = as_bytes(content)
+        length = len(held)
     buffer = library.smbdirect_buffer_new(length)
     if buffer is None:
         raise MemoryError(f"a buffer of {length} bytes")
@@ -345,6 +430,80 @@ def take_buffer(buffer: int) -> bytes:
         return ctypes.string_at(library.smbdirect_buffer_data(buffer), library.smbdirect_buffer_length(buffer))
     finally:
         library.smbdirect_buffer_free(buffer)
+
+
+class _Memory:
+    """A buffer of the library. It is freed when nothing refers to this object any more."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer: Optional[int] = pointer
+
+    def __del__(self) -> None:
+        library.smbdirect_buffer_free(self.pointer)
+
+
+class Buffer:
+    """Memory that a registration takes and returns without a copy.
+
+    `view` returns a memoryview of it. The buffer cannot be registered while such views, or views of them, exist: no
+    program sees bytes that the peer changes. A view keeps the memory alive, also if the buffer is dropped.
+    """
+
+    #: Of all buffers, for the moment in which one is handed over or viewed.
+    _lock = threading.Lock()
+
+    def __init__(self, content: Union[int, Data]) -> None:
+        """Creates a buffer with a copy of `content`, or with a number of zero bytes."""
+        pointer = new_buffer(content).value
+        assert pointer is not None
+        self._adopt(pointer)
+
+    def _adopt(self, pointer: int) -> None:
+        self._memory: Optional[_Memory] = _Memory(pointer)
+        self._length: int = library.smbdirect_buffer_length(pointer)
+        #: What all views refer to. It lives as long as one of them.
+        self._exported: Callable[[], Any] = lambda: None
+
+    @classmethod
+    def _of(cls, pointer: int) -> "Buffer":
+        """Returns the buffer of a pointer of the library."""
+        made = cls.__new__(cls)
+        made._adopt(pointer)
+        return made
+
+    def _live(self) -> _Memory:
+        if self._memory is None:
+            raise ValueError("the buffer was registered: deregister_buffer returns the memory as another one")
+        return self._memory
+
+    def view(self) -> memoryview:
+        """Returns a writable view of the memory."""
+        with self._lock:
+            memory, exported = self._live(), self._exported()
+            if exported is None:
+                exported = (c_ubyte * self._length).from_address(library.smbdirect_buffer_data(memory.pointer))
+                # The views refer to the array, and the array to the memory.
+                setattr(exported, "memory", memory)
+                self._exported = weakref.ref(exported)
+            return memoryview(exported).cast("B")
+
+    def __buffer__(self, flags: int) -> memoryview:
+        """From Python 3.12, the buffer is a bytes-like object by itself."""
+        return self.view()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _hand_over(self) -> int:
+        """Returns the pointer for the library, which gets the memory."""
+        with self._lock:
+            memory = self._live()
+            if self._exported() is not None:
+                raise BufferError("views of the buffer exist: release them before it is registered")
+            pointer, memory.pointer = memory.pointer, None
+            self._memory = None
+        assert pointer is not None
+        return pointer
 
 
 class Handle:
@@ -377,6 +536,16 @@ class Handle:
         finally:
             library.smbdirect_message_free(message)
 
+    def _take_into(self, receive: Callable[[Any, c.Error], int]) -> Optional[int]:
+        """Receives a message into memory and returns its length. Returns None if the call would have to wait."""
+        error, token = c.Error(), c_uint32()
+        status = receive(byref(token), error)
+        if status == c.ERROR_WOULD_BLOCK:
+            return None
+        length = check(status, error)
+        self.invalidated = token.value or None
+        return length
+
     #: The token of the registration that the peer ended with the last message that was received, if any. It is None
     #: after the end of the connection, and not after an empty message.
     invalidated: Optional[int] = None
@@ -391,14 +560,17 @@ class Handle:
             values[address] = values[address].decode()
         return Info(**values)
 
-    def _register(self, content: Union[int, Data], access: int) -> tuple[int, Descriptor]:
-        error, region, descriptor = c.Error(), c_void_p(), c.BufferDescriptor()
-        buffer = new_buffer(content)
+    def _register(self, content: Union[int, Data, Buffer], access: int) -> tuple[int, Descriptor]:
+        error, region, descriptor, pointer = c.Error(), c_void_p(), c.BufferDescriptor(), self._live()
+        buffer = c_void_p(content._hand_over()) if isinstance(content, Buffer) else new_buffer(content)
         try:
-            check(library.smbdirect_register(self._live(), byref(buffer), access, byref(region), byref(error)), error)
+            check(library.smbdirect_register(pointer, byref(buffer), access, byref(region), byref(error)), error)
         finally:
             # It is NULL if the library has it now.
-            library.smbdirect_buffer_free(buffer)
+            if buffer.value is not None and isinstance(content, Buffer):
+                content._adopt(buffer.value)
+            else:
+                library.smbdirect_buffer_free(buffer)
         check(library.smbdirect_region_descriptor(region, byref(descriptor), byref(error)), error)
         assert region.value is not None
         return region.value, Descriptor(descriptor.offset, descriptor.token, descriptor.length)
@@ -460,7 +632,7 @@ class RegionHandle:
         self.free()
 
 
-def open_listener(address: str, transport: str, profile: str, changes: dict[str, int]) -> int:
+def open_listener(address: str, transport: str, profile: str, changes: Settings) -> int:
     """Listens on an address, and returns the pointer of the listener."""
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 OK = 0
@@ -24,6 +24,7 @@ ERROR_PROTOCOL = -8
 ERROR_LOST = -9
 ERROR_ABORTED = -10
 ERROR_TOO_LARGE = -11
+ERROR_BUFFER_TOO_SMALL = -12
 ERROR_RANGE = -13
 ERROR_UNSUPPORTED = -14
 ERROR_SYSTEM = -15
@@ -41,6 +42,10 @@ class Error(ctypes.Structure):
     _fields_ = [("code", c_int32), ("message", c_char * 252)]
 
 
+class Option(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("value", c_char_p)]
+
+
 class Settings(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -56,6 +61,8 @@ class Settings(ctypes.Structure):
         ("active_negotiation_timeout_ms", c_uint32),
         ("passive_negotiation_timeout_ms", c_uint32),
         ("busy_poll_us", c_uint32),
+        ("options", POINTER(Option)),
+        ("options_count", c_size_t),
     ]
 
 
@@ -95,6 +102,7 @@ class IoVec(ctypes.Structure):
 CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Error), c_void_p, c_void_p, use_errno=True)
 
 _FUNCTIONS = {
+    "smbdirect_version": (c_char_p, []),
     "smbdirect_settings_init": (c_int32, [POINTER(Settings), c_size_t, c_int32]),
     "smbdirect_connect": (c_int32, [c_void_p, c_char_p, POINTER(Settings), c_int32, POINTER(c_void_p), POINTER(Error)]),
     "smbdirect_connect_start": (c_int32, [c_void_p, c_char_p, POINTER(Settings), POINTER(c_void_p), POINTER(Error)]),
@@ -118,6 +126,7 @@ _FUNCTIONS = {
         c_int32,
         [c_void_p, POINTER(IoVec), c_int, c_uint32, c_int32, POINTER(Error)],
     ),
+    "smbdirect_recv": (c_int64, [c_void_p, POINTER(IoVec), c_int, c_int32, POINTER(c_uint32), POINTER(Error)]),
     "smbdirect_recv_message": (c_int32, [c_void_p, c_int32, POINTER(c_void_p), POINTER(Error)]),
     "smbdirect_message_length": (c_size_t, [c_void_p]),
     "smbdirect_message_data": (c_void_p, [c_void_p]),

@@ -1,10 +1,10 @@
 """SMB Direct for asyncio. The interface is that of the package, with coroutines.
 
-    async with await smbdirect.aio.connect("192.0.2.1:5445") as connection:
+    async with smbdirect.aio.connect("192.0.2.1:5445") as connection:
         await connection.send(b"hello")
         print(await connection.recv())
 
-There are no timeouts: use asyncio.timeout() or asyncio.wait_for(). A cancelled `recv` loses no message. A
+`connect` and `listen` can be awaited, too, for an object that outlives a block. There are no timeouts: use asyncio.timeout() or asyncio.wait_for(). A cancelled `recv` loses no message. A
 cancelled `read` or `write` goes on without the caller; its memory is kept until it is over, also if the connection
 is dropped or the loop ends. Use a connection on one event loop only.
 
@@ -16,17 +16,21 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from collections.abc import Coroutine
 from ctypes import byref, c_void_p
-from typing import Any, AsyncIterator, Callable, Optional, Sequence, TypeVar, Union
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Generator, Optional, Sequence, TypeVar, Union
 
 from . import _library as c
 from ._common import (
+    Buffer,
     Data,
     Descriptor,
     Handle,
     ListenerHandle,
     LostError,
     RegionHandle,
+    Settings,
     access,
     as_bytes,
     background,
@@ -38,6 +42,7 @@ from ._common import (
     number,
     open_listener,
     parts,
+    room,
     settings,
     take_buffer,
     text,
@@ -46,7 +51,11 @@ from ._library import library
 
 __all__ = ["Connection", "Listener", "Region", "connect", "listen"]
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 T = TypeVar("T")
+Opened = TypeVar("Opened", "Connection", "Listener")
 
 
 class _Events:
@@ -168,10 +177,50 @@ class _Operations:
             future.set_result(content)
 
 
-async def connect(
-    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
-) -> "Connection":
-    """Connects to a peer and negotiates. The arguments are those of `smbdirect.connect`."""
+class Opening(Coroutine[Any, Any, Opened]):
+    """The result of `connect` and `listen`: a coroutine, which is also the context manager of what it returns."""
+
+    _opened: Opened
+
+    def __init__(self, opening: Coroutine[Any, Any, Opened]) -> None:
+        self._opening: Coroutine[Any, Any, Opened] = opening
+
+    def send(self, value: Any) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        return self._opening.throw(*raised)
+
+    def close(self) -> None:
+        self._opening.close()
+
+    def __await__(self) -> Generator[Any, Any, Opened]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Opened:
+        self._opened = await self._opening
+        return self._opened
+
+    async def __aexit__(
+        self,
+        kind: Optional[type[BaseException]],
+        value: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        await self._opened.__aexit__(kind, value, traceback)
+
+
+def connect(
+    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: Unpack[Settings]
+) -> Opening["Connection"]:
+    """Connects to a peer and negotiates. The arguments are those of `smbdirect.connect`.
+
+    Use it as `async with connect(...) as connection`, or `connection = await connect(...)`.
+    """
+    return Opening(_connect(address, transport, profile, changes))
+
+
+async def _connect(address: str, transport: str, profile: str, changes: Settings) -> "Connection":
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)
     name = text("address", address)
@@ -186,10 +235,14 @@ async def connect(
     return connection
 
 
-async def listen(
-    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
-) -> "Listener":
-    """Listens on an address; port 0 picks a free one."""
+def listen(
+    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: Unpack[Settings]
+) -> Opening["Listener"]:
+    """Listens on an address; the arguments are those of `smbdirect.listen`, and the use is that of `connect`."""
+    return Opening(_listen(address, transport, profile, changes))
+
+
+async def _listen(address: str, transport: str, profile: str, changes: Settings) -> "Listener":
     return Listener(open_listener(address, transport, profile, changes))
 
 
@@ -236,15 +289,25 @@ class Connection(Handle):
             )
         )
 
+    async def recv_into(self, buffer: Data) -> int:
+        """Receives the next message into a writable buffer; see `smbdirect.Connection.recv_into`."""
+        # The buffer cannot be moved as long as the object is held.
+        array, _held = room(buffer)
+        return await self._events.until(
+            lambda: self._take_into(
+                lambda token, error: library.smbdirect_recv(self._live(), array, len(array), 0, token, byref(error))
+            )
+        )
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yields messages until the connection is closed gracefully."""
         while (message := await self.recv()) or self.invalidated is not None:
             yield message
 
     def register(
-        self, content: Union[int, Data], *, read: bool = False, write: bool = False, invalidate: bool = True
+        self, content: Union[int, Data, Buffer], *, read: bool = False, write: bool = False, invalidate: bool = True
     ) -> "Region":
-        """Registers a copy of `content`, or a number of zero bytes, for the peer."""
+        """Registers a copy of `content`, a number of zero bytes, or the memory of a `smbdirect.Buffer` for the peer."""
         pointer, descriptor = self._register(content, access(read, write, invalidate))
         return Region(pointer, descriptor, self)
 
@@ -334,7 +397,15 @@ class Region(RegionHandle):
         self._connection = connection
 
     async def deregister(self) -> bytes:
-        """Ends the access of the peer and returns the content."""
+        """Ends the access of the peer and returns a copy of the content."""
+        return take_buffer(await self._end())
+
+    async def deregister_buffer(self) -> Buffer:
+        """Ends the access of the peer and returns the memory without a copy."""
+        return Buffer._of(await self._end())
+
+    async def _end(self) -> int:
+        """Ends the registration, and returns the pointer of its buffer."""
         pointer, buffer, error = self._registered(), c_void_p(), c.Error()
 
         def attempt() -> Optional[bool]:
@@ -344,7 +415,7 @@ class Region(RegionHandle):
         await self._connection._events.until(attempt)
         self.free()
         assert buffer.value is not None
-        return take_buffer(buffer.value)
+        return buffer.value
 
 
 class Listener(ListenerHandle):
