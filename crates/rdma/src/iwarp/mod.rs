@@ -12,10 +12,11 @@
 //! ```
 //!
 //! The peer may be this library, Linux siw or an iWARP adapter. The three codecs are
-//! public so that programs can decode captures with them. [`Stream`] is public for programs that
+//! public so that programs can decode captures with them. [`handshake`] and [`Stream`] are public for programs that
 //! have a transport of their own.
 
 pub mod ddp;
+pub mod handshake;
 pub mod mpa;
 pub mod rdmap;
 
@@ -33,7 +34,6 @@ mod segments;
 #[cfg(feature = "tokio")]
 mod send_buffer;
 mod shared;
-#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 mod startup;
 mod stream;
 #[cfg(feature = "tokio")]

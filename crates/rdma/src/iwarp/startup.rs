@@ -19,6 +19,7 @@ use super::{
     mpa::{Enhanced, FrameKind, StartupFrame},
     rdmap::TerminateCode,
 };
+use crate::work::{ProviderError, ProviderErrorKind};
 
 /// The signature by which two ends of this library recognise each other. It shows that the peer
 /// accepts FPDUs that TCP splits at any byte. Other private data is very unlikely to end with these
@@ -98,6 +99,15 @@ fn told(private_data: &Bytes) -> String {
 }
 
 impl ReplyFault {
+    /// Returns the error for the caller of the provider.
+    pub(super) fn to_error(&self) -> ProviderError {
+        let kind = match self {
+            Self::Revision(_) | Self::Rejected(_) => ProviderErrorKind::Rejected,
+            _ => ProviderErrorKind::Protocol,
+        };
+        ProviderError::new(kind, self.to_string())
+    }
+
     /// Returns the code of the Terminate to send before the connection is closed.
     pub(super) const fn terminate_code(&self) -> Option<TerminateCode> {
         match self {

@@ -5,6 +5,10 @@
 mod event_loop;
 
 #[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/sans_io.rs"]
+mod sans_io;
+
+#[allow(dead_code, reason = "its `main` is for the command line")]
 #[path = "../../examples/echo.rs"]
 mod echo;
 
@@ -23,6 +27,11 @@ use tokio::time::timeout;
 #[test]
 fn event_loop() {
     event_loop::run().expect("it succeeds");
+}
+
+#[test]
+fn sans_io() {
+    sans_io::run().expect("it succeeds");
 }
 
 /// Runs both ends of an example.

@@ -2,15 +2,15 @@
 
 use super::{
     config::IwarpConfig,
-    error::{malformed, not_connected},
+    error::not_connected,
     options::new_socket,
     socket::{FrameError, Socket},
 };
 use crate::{
     deadline::within,
     iwarp::{
-        mpa::{Fpdu, FrameKind},
-        rdmap::Terminate,
+        handshake::{malformed, terminate},
+        mpa::FrameKind,
         startup::{Agreement, ReplyFault},
     },
     provider::ConnectRequest,
@@ -71,22 +71,15 @@ pub(super) async fn initiate(
         .preferences()
         .agree(&frame, &reply)
         .map_err(|fault| {
-            if let Some(code) = fault.terminate_code() {
-                let mut fpdu = Vec::new();
-                let ulpdu = Terminate::new(code, None).ulpdu();
-                Fpdu::encode(&[&ulpdu], frame.crc || reply.crc, &mut fpdu);
-                socket.write_and_shut_down(&fpdu);
+            let last_bytes = terminate(&fault, frame.crc || reply.crc);
+            if !last_bytes.is_empty() {
+                socket.write_and_shut_down(&last_bytes);
             }
-            let what = fault.to_string();
-            match fault {
-                ReplyFault::Revision(_) => ConnectFailure::MaybeRevision(ProviderError::new(
-                    ProviderErrorKind::Rejected,
-                    what,
-                )),
-                ReplyFault::Rejected(_) => {
-                    ConnectFailure::Other(ProviderError::new(ProviderErrorKind::Rejected, what))
-                }
-                _ => ConnectFailure::Other(ProviderError::new(ProviderErrorKind::Protocol, what)),
+            let error = fault.to_error();
+            if let ReplyFault::Revision(_) = fault {
+                ConnectFailure::MaybeRevision(error)
+            } else {
+                ConnectFailure::Other(error)
             }
         })?;
     Ok((socket, agreement))

@@ -1,9 +1,8 @@
-//! Errors of the operating system and of startup frames as errors of the provider.
+//! Errors of the operating system as errors of the provider.
 
 use std::io;
 
 use crate::{
-    iwarp::mpa::StartupError,
     software::os_error::os_error,
     work::{ProviderError, ProviderErrorKind},
 };
@@ -30,15 +29,6 @@ pub(super) fn is_of_one_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
 
     [ConnectionAborted, ConnectionRefused, ConnectionReset].contains(&error.kind())
-}
-
-/// Converts an error of decoding a startup frame.
-pub(super) fn malformed(error: StartupError) -> ProviderError {
-    let kind = match error {
-        StartupError::Key => ProviderErrorKind::OtherProtocol,
-        _ => ProviderErrorKind::Protocol,
-    };
-    ProviderError::new(kind, error.to_string())
 }
 
 #[cfg(test)]

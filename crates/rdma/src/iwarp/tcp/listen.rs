@@ -21,6 +21,7 @@ use super::{
 use crate::{
     deadline::within,
     iwarp::{
+        handshake::is_refused,
         mpa::{FrameKind, StartupError, StartupFrame},
         startup::{rejection, split_signature},
     },
@@ -125,7 +126,7 @@ async fn read_request(
         }
     };
     //= MPA-16
-    if request.markers || request.rejected {
+    if is_refused(&request) {
         debug!("an MPA Request that cannot be granted");
         socket.try_send_frame(&rejection(Some(&request)));
         return socket.drain_until_close(config.close_timeout).await;

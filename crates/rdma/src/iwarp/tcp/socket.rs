@@ -17,7 +17,6 @@ use tokio::{io::Interest, net::TcpStream};
 use super::options::ReceiveLowWater;
 use super::{
     config::IwarpConfig,
-    error::malformed,
     options::{is_controlled_by_bbr, set_congestion_control, tcp_state},
     tap::Tap,
 };
@@ -25,6 +24,7 @@ use crate::{
     deadline::within,
     iwarp::{
         alignment::TcpState,
+        handshake::malformed,
         mpa::{self, FrameKind, StartupError, StartupFrame},
         stream::Stream,
     },
