@@ -3,7 +3,7 @@
 use std::{future::poll_fn, net::TcpStream, task::Poll, time::Duration};
 
 use bytes::Bytes;
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     provider::{AcceptRequest, ConnectRequest},
     work::ProviderErrorKind,
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     memory::Registration,
     work::{Access, Disconnect, Teardown},
 };

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     memory::{DeregisterError, Registration},
     provider::{
         AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
@@ -31,18 +31,24 @@ use tokio::time::timeout;
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The size of the receive that is posted before connecting, in bytes.
-pub const FIRST_RECEIVE: u32 = 512;
+pub(crate) const FIRST_RECEIVE: u32 = 512;
 
 /// The providers of the two ends, and the address on which the passive one listens.
+#[derive(Clone, Debug)]
 pub struct Fabric {
+    /// The provider of the end that connects.
     pub active: Arc<dyn Provider>,
+    /// The provider of the end that listens.
     pub passive: Arc<dyn Provider>,
+    /// The address to listen on. With port 0 the provider selects a free port.
     pub listen: SocketAddr,
+    /// What this kind of RDMA can do.
     pub capabilities: Capabilities,
 }
 
 /// The abilities of a kind of RDMA. Kinds of RDMA may differ in this.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// Whether a plain TCP connection reaches the listeners.
     pub over_tcp: bool,
@@ -83,29 +89,41 @@ impl Default for Capabilities {
 }
 
 impl Fabric {
-    pub async fn listener(&self) -> Box<dyn ProviderListener> {
+    /// Uses `provider` at both ends, which listens on 127.0.0.1 and can do everything that [`Capabilities`] lists but
+    /// TCP.
+    pub fn new(provider: impl Provider + 'static) -> Self {
+        let provider = Arc::new(provider);
+        Self {
+            active: provider.clone(),
+            passive: provider,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            capabilities: Capabilities::default(),
+        }
+    }
+
+    pub(crate) async fn listener(&self) -> Box<dyn ProviderListener> {
         within_time("listen", self.passive.listen(self.listen))
             .await
             .unwrap()
     }
 
-    pub async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
+    pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
         within_time("connect", self.active.connect(request(address))).await
     }
 
     /// Checks that the other end has vanished.
-    pub fn expect_vanished(&self, how: &Disconnect) {
+    pub(crate) fn expect_vanished(&self, how: &Disconnect) {
         let kinds = [ProviderErrorKind::Reset, ProviderErrorKind::Terminated];
         self.capabilities.expect_broken(how, &kinds);
     }
 
     /// Returns the active and the passive end of a new connection.
-    pub async fn pair(&self) -> Pair {
+    pub(crate) async fn pair(&self) -> Pair {
         let mut listener = self.listener().await;
         self.pair_at(listener.as_mut()).await
     }
 
-    pub async fn pair_at(&self, listener: &mut dyn ProviderListener) -> Pair {
+    pub(crate) async fn pair_at(&self, listener: &mut dyn ProviderListener) -> Pair {
         let address = listener.local_addr();
         let passive = async { accept(next_incoming(listener).await).await };
         let (active, passive) = tokio::join!(self.connect(address), passive);
@@ -124,7 +142,7 @@ impl Fabric {
     }
 }
 
-pub fn request(address: SocketAddr) -> ConnectRequest {
+pub(crate) fn request(address: SocketAddr) -> ConnectRequest {
     ConnectRequest {
         address,
         private_data: Bytes::new(),
@@ -132,7 +150,7 @@ pub fn request(address: SocketAddr) -> ConnectRequest {
     }
 }
 
-pub fn first_receive() -> WorkRequest {
+pub(crate) fn first_receive() -> WorkRequest {
     WorkRequest::Receive {
         id: WorkId(0),
         length: FIRST_RECEIVE,
@@ -140,11 +158,11 @@ pub fn first_receive() -> WorkRequest {
     }
 }
 
-pub async fn next_incoming(listener: &mut dyn ProviderListener) -> IncomingRequest {
+pub(crate) async fn next_incoming(listener: &mut dyn ProviderListener) -> IncomingRequest {
     within_time("accept", listener.accept()).await.unwrap()
 }
 
-pub async fn accept(incoming: IncomingRequest) -> Result<Connected, ProviderError> {
+pub(crate) async fn accept(incoming: IncomingRequest) -> Result<Connected, ProviderError> {
     let answer = AcceptRequest {
         private_data: Bytes::new(),
         receive: first_receive(),
@@ -153,22 +171,22 @@ pub async fn accept(incoming: IncomingRequest) -> Result<Connected, ProviderErro
     within_time("answer", (incoming.accept)(answer)).await
 }
 
-pub async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(STEP_TIMEOUT, future)
         .await
         .unwrap_or_else(|_| panic!("{what} takes too long"))
 }
 
 /// Both ends of a connection. A wait for one end drives the other too, as two tasks would.
-pub struct Pair {
-    pub active: End,
-    pub passive: End,
-    pub capabilities: Capabilities,
+pub(crate) struct Pair {
+    pub(crate) active: End,
+    pub(crate) passive: End,
+    pub(crate) capabilities: Capabilities,
 }
 
 impl Pair {
     /// Drives both ends until `find` returns something.
-    pub async fn until<T>(
+    pub(crate) async fn until<T>(
         &mut self,
         what: &str,
         mut find: impl FnMut(&mut End, &mut End) -> Option<T>,
@@ -191,7 +209,7 @@ impl Pair {
     }
 
     /// Drives both ends once, without waiting.
-    pub async fn turn(&mut self) {
+    pub(crate) async fn turn(&mut self) {
         poll_fn(|context| {
             self.active.turn(context);
             self.passive.turn(context);
@@ -201,7 +219,7 @@ impl Pair {
     }
 
     /// Drives both ends until only receives are outstanding.
-    pub async fn settle(&mut self) {
+    pub(crate) async fn settle(&mut self) {
         self.until("settling", |a, p| {
             (a.is_idle() && p.is_idle()).then_some(())
         })
@@ -209,7 +227,7 @@ impl Pair {
     }
 
     /// Drives both ends until the connection has ended for both, and returns how, active end first.
-    pub async fn ended(&mut self) -> (Disconnect, Disconnect) {
+    pub(crate) async fn ended(&mut self) -> (Disconnect, Disconnect) {
         self.until("the end of both", |a, p| {
             a.ended.clone().zip(p.ended.clone())
         })
@@ -218,7 +236,7 @@ impl Pair {
 
     /// Checks that the connection ended because the active end broke a rule, which the passive end
     /// names.
-    pub async fn ended_by_fault_of_active(&mut self) {
+    pub(crate) async fn ended_by_fault_of_active(&mut self) {
         let (offender, offended) = self.ended().await;
         let rule = [ProviderErrorKind::Protocol];
         self.capabilities.expect_broken(&offended, &rule);
@@ -229,7 +247,7 @@ impl Pair {
 
     /// Sends a message from the passive to the active end, after which an adapter has applied the
     /// last changes of the passive end.
-    pub async fn announce(&mut self) {
+    pub(crate) async fn announce(&mut self) {
         self.passive.send("it is done");
         self.until("an announcement", |a, _| a.messages.pop_front())
             .await;
@@ -252,13 +270,13 @@ impl Capabilities {
 
 /// A received message.
 #[derive(Debug)]
-pub struct Arrived {
-    pub bytes: Bytes,
-    pub invalidated: Option<Token>,
+pub(crate) struct Arrived {
+    pub(crate) bytes: Bytes,
+    pub(crate) invalidated: Option<Token>,
 }
 
 /// One end of a connection, with its expected completions.
-pub struct End {
+pub(crate) struct End {
     queue_pair: Box<dyn QueuePair>,
     limits: Limits,
     woken: Arc<Woken>,
@@ -266,14 +284,14 @@ pub struct End {
     /// The outstanding work of each kind, in order.
     outstanding: [VecDeque<WorkId>; 4],
     /// The number of posted and of completed requests, including the receive before connecting.
-    pub posted: usize,
-    pub completed: usize,
+    pub(crate) posted: usize,
+    pub(crate) completed: usize,
     /// The head of a message whose other bytes are in the next completion.
     head: Inline,
-    pub messages: VecDeque<Arrived>,
-    pub reads: VecDeque<BytesMut>,
-    pub flushed: Vec<(WorkId, Option<BytesMut>)>,
-    pub ended: Option<Disconnect>,
+    pub(crate) messages: VecDeque<Arrived>,
+    pub(crate) reads: VecDeque<BytesMut>,
+    pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
+    pub(crate) ended: Option<Disconnect>,
 }
 
 /// Polls a queue pair as a future is polled: the context is woken if the queue pair has to be polled again.
@@ -312,7 +330,7 @@ const READ: usize = 2;
 const WRITE: usize = 3;
 
 impl End {
-    pub fn new(connected: Connected) -> Self {
+    pub(crate) fn new(connected: Connected) -> Self {
         let mut outstanding: [VecDeque<WorkId>; 4] = Default::default();
         outstanding[RECEIVE].push_back(WorkId(0));
         Self {
@@ -334,19 +352,19 @@ impl End {
         }
     }
 
-    pub fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         self.limits
     }
 
-    pub fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Room {
         self.queue_pair.room()
     }
 
-    pub fn receive(&mut self, length: u32) {
+    pub(crate) fn receive(&mut self, length: u32) {
         self.receives(1, length);
     }
 
-    pub fn receives(&mut self, count: usize, length: u32) {
+    pub(crate) fn receives(&mut self, count: usize, length: u32) {
         let mut left = count as u32;
         while left > 0 {
             // Some receives are posted alone, and some in rows.
@@ -362,16 +380,16 @@ impl End {
         self.flush();
     }
 
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         self.queue_pair
             .flush(&mut Context::from_waker(Waker::noop()), u64::MAX);
     }
 
-    pub fn send(&mut self, message: impl Into<Bytes>) {
+    pub(crate) fn send(&mut self, message: impl Into<Bytes>) {
         self.send_parts(&[], message.into(), None);
     }
 
-    pub fn send_parts(&mut self, header: &[u8], payload: Bytes, invalidate: Option<Token>) {
+    pub(crate) fn send_parts(&mut self, header: &[u8], payload: Bytes, invalidate: Option<Token>) {
         let id = self.next_id(SEND);
         self.queue_pair.post(WorkRequest::Send {
             id,
@@ -381,12 +399,12 @@ impl End {
         });
     }
 
-    pub fn write(&mut self, data: impl Into<Bytes>, to: RemoteAddress) {
+    pub(crate) fn write(&mut self, data: impl Into<Bytes>, to: RemoteAddress) {
         let (id, data) = (self.next_id(WRITE), data.into());
         self.queue_pair.post(WorkRequest::Write { id, data, to });
     }
 
-    pub fn read(&mut self, from: RemoteAddress, length: usize) -> WorkId {
+    pub(crate) fn read(&mut self, from: RemoteAddress, length: usize) -> WorkId {
         let (id, into) = (self.next_id(READ), BytesMut::zeroed(length));
         self.queue_pair.post(WorkRequest::Read { id, from, into });
         id
@@ -400,23 +418,23 @@ impl End {
         id
     }
 
-    pub fn disconnect(&mut self, how: Teardown) {
+    pub(crate) fn disconnect(&mut self, how: Teardown) {
         self.queue_pair.disconnect(how);
     }
 
-    pub fn register(&mut self, buffer: BytesMut, access: Access) -> Registration {
+    pub(crate) fn register(&mut self, buffer: BytesMut, access: Access) -> Registration {
         let length = buffer.len();
         let registration = self.queue_pair.register(buffer, access).unwrap();
         assert_eq!(registration.length as usize, length);
         registration
     }
 
-    pub fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+    pub(crate) fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
         self.queue_pair.deregister(token)
     }
 
     /// Returns the number of outstanding receives.
-    pub fn receives_outstanding(&self) -> usize {
+    pub(crate) fn receives_outstanding(&self) -> usize {
         self.outstanding[RECEIVE].len()
     }
 
@@ -445,7 +463,7 @@ impl End {
     }
 
     /// Busy-polls until `find` returns something. Polls only if `busy_poll` returns true.
-    pub fn busy_poll_until<T>(&mut self, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub(crate) fn busy_poll_until<T>(&mut self, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let context = &mut Context::from_waker(Waker::noop());
         let started = Instant::now();
         let found = loop {
@@ -468,7 +486,7 @@ impl End {
     }
 
     /// Takes all completions without a flush. Returns whether there were any.
-    pub async fn take_now(&mut self) -> bool {
+    pub(crate) async fn take_now(&mut self) -> bool {
         // The waker that the provider has registered must stay valid.
         let waker = Waker::from(self.woken.clone());
         self.take(&mut Context::from_waker(&waker))
@@ -487,12 +505,12 @@ impl End {
     }
 
     /// Drives this end alone until the connection has ended.
-    pub async fn ended(&mut self) -> Disconnect {
+    pub(crate) async fn ended(&mut self) -> Disconnect {
         self.until("the end", |end| end.ended.clone()).await
     }
 
     /// Drives this end alone until `find` returns something.
-    pub async fn until<T>(
+    pub(crate) async fn until<T>(
         &mut self,
         what: &str,
         mut find: impl FnMut(&mut Self) -> Option<T>,
@@ -568,14 +586,14 @@ impl End {
 }
 
 /// Returns bytes that depend on their position and on `seed`.
-pub fn pattern(length: usize, seed: u64) -> BytesMut {
+pub(crate) fn pattern(length: usize, seed: u64) -> BytesMut {
     let mut bytes = BytesMut::zeroed(length);
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
 /// Returns the address `bytes` bytes into a registration.
-pub fn past(registration: Registration, bytes: u64) -> RemoteAddress {
+pub(crate) fn past(registration: Registration, bytes: u64) -> RemoteAddress {
     let RemoteAddress { token, offset } = registration.address;
     RemoteAddress {
         token,

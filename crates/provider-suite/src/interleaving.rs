@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use fastrand::Rng;
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     memory::Registration,
     work::{Access, Disconnect, Teardown},
 };

@@ -1,16 +1,37 @@
-//! The conformance suite of RDMA providers: one function for each guarantee of work.rs and
-//! provider.rs. [`conformance!`](crate::conformance) makes tests of it.
+//! The tests that every RDMA provider of smbdirect has to pass: one for each guarantee of
+//! [`work`](smbdirect_rdma::work) and [`provider`](smbdirect_rdma::provider).
 //!
-//! Read `fabric.rs` first: it creates connected pairs, drives them, and checks for every completion
-//! that nothing completes twice, out of order, or after the end.
+//! [`conformance!`] makes tests of them for a provider:
+//!
+//! ```
+//! use smbdirect_provider_suite::{Fabric, conformance};
+//! use smbdirect_rdma::loopback::Loopback;
+//!
+//! conformance!(loopback, Fabric::new(Loopback::new()));
+//! ```
+//!
+//! To change the suite, read `fabric.rs` first: it creates connected pairs, drives them, and checks for every
+//! completion that nothing completes twice, out of order, or after the end.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![forbid(unsafe_code)]
 
+#[doc(hidden)]
 pub mod connecting;
+#[doc(hidden)]
 pub mod ending;
-pub mod fabric;
+mod fabric;
+#[doc(hidden)]
 pub mod interleaving;
+#[doc(hidden)]
 pub mod memory;
+#[doc(hidden)]
 pub mod sending;
+#[doc(hidden)]
 pub mod transfers;
+
+use tokio::runtime::Builder;
+
+pub use fabric::{Capabilities, Fabric, poll_completion};
 
 /// Creates a module with one test for each behaviour. The expression makes the fabric of the tests. After
 /// `optional` the expression may return `None`, after it has printed the reason.
@@ -53,13 +74,25 @@ macro_rules! conformance {
             $(mod $chapter {
                 use super::*;
 
-                $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $behaviour() {
-                    if let Some(fabric) = $fabric {
-                        $crate::provider::$chapter::$behaviour(&fabric).await;
-                    }
+                $(#[test]
+                fn $behaviour() {
+                    $crate::run(async {
+                        if let Some(fabric) = $fabric {
+                            $crate::$chapter::$behaviour(&fabric).await;
+                        }
+                    });
                 })+
             })+
         }
     };
+}
+
+/// Runs a test in a runtime with two threads.
+#[doc(hidden)]
+pub fn run(test: impl Future<Output = ()>) {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.expect("a runtime starts").block_on(test);
 }

@@ -1,7 +1,7 @@
 //! Registered memory: accesses that must fail. Each fault ends the connection.
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     memory::{DeregisterError, Registration},
     work::{Access, RemoteAddress, Teardown, Token},
 };

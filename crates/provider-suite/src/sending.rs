@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use smbdirect::rdma::{work::Disconnect, work::Teardown};
+use smbdirect_rdma::{work::Disconnect, work::Teardown};
 
 use super::fabric::{End, FIRST_RECEIVE, Fabric, Pair, pattern};
 

@@ -1,7 +1,7 @@
 //! RDMA Reads and Writes that succeed.
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::rdma::work::{Access, RemoteAddress, Token};
+use smbdirect_rdma::work::{Access, RemoteAddress, Token};
 
 use super::fabric::{Fabric, past, pattern};
 

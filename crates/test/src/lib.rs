@@ -1,6 +1,5 @@
 //! Code that the tests of several packages share.
 //!
-//! * [`provider`] and [`conformance!`]: the suite that every provider has to pass.
 //! * [`captures`]: reads the captures of Linux in `crates/smbdirect/tests/captures`.
 //! * [`talk`]: connections made up packet by packet, and captures of them.
 //! * [`decoded`]: what was decoded of a capture.
@@ -27,7 +26,6 @@ pub mod messages;
 mod noise;
 #[cfg(feature = "peers")]
 pub mod peers;
-pub mod provider;
 pub mod talk;
 mod time;
 

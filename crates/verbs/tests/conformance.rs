@@ -30,10 +30,7 @@ use smbdirect::rdma::{
     roce::{Roce, RoceConfig},
     work::ProviderError,
 };
-use smbdirect_test::{
-    conformance,
-    provider::fabric::{Capabilities, Fabric},
-};
+use smbdirect_provider_suite::{Capabilities, Fabric, conformance};
 use smbdirect_verbs::{Verbs, VerbsConfig};
 
 /// The ends that use an adapter. The other end uses software iWARP.
@@ -84,29 +81,29 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         // Software RoCE needs eight of the bytes.
         (false, _) => 48,
     };
+    let mut capabilities = Capabilities::default();
+    capabilities.over_tcp = over_iwarp;
+    capabilities.private_data = private_data;
+    capabilities.exact_private_data = over_iwarp;
+    capabilities.ends_are_told = false;
+    // The user-space library of Linux' software iWARP does not report it.
+    capabilities.invalidation_is_told = !over_iwarp || adapter == Adapter::Active;
+    // Software iWARP of `smbdirect` waits for the first message of the active end, unless
+    // the peer negotiates another way to begin.
+    capabilities.passive_may_begin = !over_iwarp || adapter != Adapter::Active;
+    // Linux' software iWARP fails on a Read of zero bytes, and returns wrong data for a
+    // Read of up to 24 bytes that cross a page boundary.
+    capabilities.least_read = if over_iwarp { 64 } else { 0 };
+    // The kernel part of Linux' software iWARP lets a peer read and invalidate everything
+    // that is registered on a connection.
+    capabilities.rights_are_checked = !over_iwarp || adapter == Adapter::Active;
+    // Software RoCE cuts a Write into packets that are checked one by one.
+    capabilities.writes_are_whole = over_iwarp || adapter != Adapter::Passive;
     Some(Fabric {
         active,
         passive,
         listen,
-        capabilities: Capabilities {
-            over_tcp: over_iwarp,
-            private_data,
-            exact_private_data: over_iwarp,
-            ends_are_told: false,
-            // The user-space library of Linux' software iWARP does not report it.
-            invalidation_is_told: !over_iwarp || adapter == Adapter::Active,
-            // Software iWARP of `smbdirect` waits for the first message of the active end, unless
-            // the peer negotiates another way to begin.
-            passive_may_begin: !over_iwarp || adapter != Adapter::Active,
-            // Linux' software iWARP fails on a Read of zero bytes, and returns wrong data for a
-            // Read of up to 24 bytes that cross a page boundary.
-            least_read: if over_iwarp { 64 } else { 0 },
-            // The kernel part of Linux' software iWARP lets a peer read and invalidate everything
-            // that is registered on a connection.
-            rights_are_checked: !over_iwarp || adapter == Adapter::Active,
-            // Software RoCE cuts a Write into packets that are checked one by one.
-            writes_are_whole: over_iwarp || adapter != Adapter::Passive,
-        },
+        capabilities,
     })
 }
 

@@ -1,4 +1,4 @@
-//! The conformance suite of `smbdirect_test::provider`, run for every provider of this crate.
+//! The conformance suite of `smbdirect-provider-suite`, run for every provider of this crate.
 //!
 //! To add a provider, add a `conformance!` line: how to create it, and how its kind of RDMA differs.
 
@@ -10,21 +10,15 @@ use std::{
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
     loopback::Loopback,
-    provider::Provider,
     roce::{Roce, RoceConfig},
 };
-use smbdirect_test::{
-    conformance,
-    provider::fabric::{Capabilities, Fabric},
-};
+use smbdirect_provider_suite::{Capabilities, Fabric, conformance};
 
-conformance!(loopback, fabric(Loopback::new(), Capabilities::default()));
+conformance!(loopback, Fabric::new(Loopback::new()));
 conformance!(iwarp, {
-    let capabilities = Capabilities {
-        over_tcp: true,
-        ..Capabilities::default()
-    };
-    fabric(Iwarp::new(IwarpConfig::default()), capabilities)
+    let mut fabric = Fabric::new(Iwarp::new(IwarpConfig::default()));
+    fabric.capabilities.over_tcp = true;
+    fabric
 });
 // Two providers: the one that connects finds its UDP port taken, and uses a free one.
 conformance!(
@@ -41,7 +35,8 @@ conformance!(
 // One provider over IPv6, whose two ends share a socket.
 conformance!(roce_ipv6, optional roce("[::1]:0").map(|(config, listen)| Fabric {
     listen,
-    ..fabric(Roce::new(config), roce_capabilities())
+    capabilities: roce_capabilities(),
+    ..Fabric::new(Roce::new(config))
 }));
 
 /// Returns settings with a UDP port of their own, so that tests can run concurrently, and the
@@ -56,20 +51,8 @@ fn roce(listen: &str) -> Option<(RoceConfig, SocketAddr)> {
 }
 
 fn roce_capabilities() -> Capabilities {
-    Capabilities {
-        private_data: 48,
-        writes_are_whole: false,
-        ..Capabilities::default()
-    }
-}
-
-/// The same provider at both ends.
-fn fabric(provider: impl Provider + 'static, capabilities: Capabilities) -> Fabric {
-    let provider = Arc::new(provider);
-    Fabric {
-        active: provider.clone(),
-        passive: provider,
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        capabilities,
-    }
+    let mut capabilities = Capabilities::default();
+    capabilities.private_data = 48;
+    capabilities.writes_are_whole = false;
+    capabilities
 }

@@ -120,7 +120,7 @@ async fn next(connected: &mut Connected) -> Completion {
     let queue_pair = &mut connected.queue_pair;
     within(poll_fn(|context| {
         queue_pair.flush(context, u64::MAX);
-        smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)
+        smbdirect_provider_suite::poll_completion(&mut **queue_pair, context)
     }))
     .await
 }

@@ -101,7 +101,7 @@ async fn next(connected: &mut Connected) -> Completion {
     let queue_pair = &mut connected.queue_pair;
     let completion = poll_fn(|context| {
         queue_pair.flush(context, u64::MAX);
-        smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)
+        smbdirect_provider_suite::poll_completion(&mut **queue_pair, context)
     });
     let completion = timeout(Duration::from_secs(20), completion).await;
     completion.expect("a completion in time")
@@ -305,7 +305,7 @@ async fn large_transfers_both_ways() {
             let queue_pair = &mut one.queue_pair;
             tokio::select! {
                 _ = &mut over => {}
-                more = poll_fn(|context| smbdirect_test::provider::fabric::poll_completion(&mut **queue_pair, context)) => panic!("{more:?}"),
+                more = poll_fn(|context| smbdirect_provider_suite::poll_completion(&mut **queue_pair, context)) => panic!("{more:?}"),
             }
         };
         let (buffer, ()) = tokio::join!(there, here);
