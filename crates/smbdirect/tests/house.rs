@@ -225,6 +225,7 @@ const PACKAGES: &[&str] = &[
     "crates/conform",
     "crates/decode",
     "crates/gateway",
+    "crates/provider-suite",
     "crates/rdma",
     "crates/smb",
     "crates/smb2",

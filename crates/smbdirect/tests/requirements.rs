@@ -198,6 +198,7 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
     let mut in_tests = !name.contains("/src/")
+        || name.starts_with("crates/provider-suite/")
         || name.starts_with("crates/test/")
         || name.contains("/tests/")
         || ["/tests.rs", "/model.rs"].iter().any(is_test);
