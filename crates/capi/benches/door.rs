@@ -107,7 +107,10 @@ impl Rust {
                 .await
                 .unwrap();
             let message = connection.recv().await.unwrap().into_bytes();
-            (connection, BufferDescriptorV1::decode(&message).unwrap())
+            (
+                connection,
+                BufferDescriptorV1::from_bytes(&message).unwrap(),
+            )
         });
         let mut last = vec![0; BULK];
         last[0] = 1;
@@ -257,7 +260,7 @@ impl C {
         };
         let mut encoded = [0; 16];
         side.receive(&mut encoded);
-        let decoded = BufferDescriptorV1::decode(&encoded).unwrap();
+        let decoded = BufferDescriptorV1::from_bytes(&encoded).unwrap();
         side.descriptor = smbdirect_buffer_descriptor {
             offset: decoded.offset,
             token: decoded.token,

@@ -88,10 +88,7 @@ pub unsafe extern "C" fn smbdirect_query(
                 .runtime
                 .enter(|| (connection.credits(), connection.stats()));
             copy_text(&connection.local_addr().to_string(), &mut out.local_address);
-            copy_text(
-                &connection.remote_addr().to_string(),
-                &mut out.remote_address,
-            );
+            copy_text(&connection.peer_addr().to_string(), &mut out.remote_address);
             out.max_send_size = negotiated.max_send_size;
             out.max_receive_size = negotiated.max_receive_size;
             out.max_fragmented_send_size = negotiated.max_fragmented_send_size;

@@ -33,7 +33,7 @@ impl smbdirect_connection {
         };
         match received? {
             Ok(message) => Ok(Some(message)),
-            Err(ConnectionError::Closed(_)) => Ok(None),
+            Err(ConnectionError::Closed | ConnectionError::ClosedHere) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

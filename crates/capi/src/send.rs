@@ -26,7 +26,7 @@ impl smbdirect_connection {
         let max = connection.negotiated().max_fragmented_send_size;
         if length > max as usize {
             // It is not copied, because the parts may overlap and be longer than memory.
-            return Err(SendError::TooLarge { length, max }.into());
+            return Err(SendError::TooLong { length, max }.into());
         }
         let mut message = Message::from(buffer::copy(parts, length)?);
         let sent = self.wait(timeout_ms, async {

@@ -7,7 +7,6 @@ use std::{
 
 use smbdirect::{
     ConfigError, ConnectError, ConnectionError, SendError, TransferFault,
-    engine::Initiator,
     rdma::{
         memory::{DeregisterError, RegisterFault},
         work::{ProviderError, ProviderErrorKind},
@@ -166,7 +165,7 @@ impl From<ConnectionError> for Failure {
                 SMBDIRECT_ERROR_REFUSED
             }
             ConnectionError::TimedOut(_) => SMBDIRECT_ERROR_TIMED_OUT,
-            ConnectionError::Closed(Initiator::Local | Initiator::Remote) => SMBDIRECT_ERROR_CLOSED,
+            ConnectionError::Closed | ConnectionError::ClosedHere => SMBDIRECT_ERROR_CLOSED,
             ConnectionError::Aborted => SMBDIRECT_ERROR_ABORTED,
             ConnectionError::Provider(error) => code_of_provider(error.kind),
             _ => SMBDIRECT_ERROR_LOST,

@@ -295,7 +295,7 @@ async fn accept(listener: &mut Option<Listener>) -> Result<Connection> {
 }
 
 fn turn_away(report: Report, connection: &Connection) {
-    let peer = transport::canonical(connection.remote_addr());
+    let peer = transport::canonical(connection.peer_addr());
     report.line(format_args!(
         "{peer}  {}",
         report.style.bad(&format!(
@@ -415,7 +415,7 @@ impl One {
             took,
             result,
         } = received;
-        let peer = transport::canonical(self.connection.remote_addr());
+        let peer = transport::canonical(self.connection.peer_addr());
         let style = self.report.style;
         let plain_name = report::printable(&name);
         match &result {
@@ -457,7 +457,7 @@ impl One {
         statistics: &Statistics,
         result: Result<(), String>,
     ) {
-        let peer = transport::canonical(self.connection.remote_addr());
+        let peer = transport::canonical(self.connection.peer_addr());
         let style = self.report.style;
         let what = match self.mode {
             Mode::Receive { .. } => {
@@ -512,7 +512,7 @@ struct Tally {
 /// Returns whether the connection was closed gracefully, by either end.
 fn well_ended(error: ConnectionError) -> Result<(), String> {
     match error {
-        ConnectionError::Closed(_) => Ok(()),
+        ConnectionError::Closed | ConnectionError::ClosedHere => Ok(()),
         error => Err(transport::explain_end(&error)),
     }
 }

@@ -155,7 +155,7 @@ impl Ping {
     }
 
     fn report_connected(&self, report: &Report, connection: &Connection, transport: &str) {
-        let (address, negotiated) = (connection.remote_addr(), connection.negotiated());
+        let (address, negotiated) = (connection.peer_addr(), connection.negotiated());
         let kind = if self.echo {
             format!("echo of {}", report::bytes(self.size().into()))
         } else {

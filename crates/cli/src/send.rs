@@ -200,7 +200,7 @@ impl Send {
         let connection = Arc::new(connected);
         total.connection = Some(connection.clone());
         report.event(&Event::Connected {
-            address: connection.remote_addr().to_string(),
+            address: connection.peer_addr().to_string(),
             transport: rdma.name(),
             negotiated: connection.negotiated().into(),
         });
@@ -388,7 +388,7 @@ impl Send {
 }
 
 fn lost(error: &TransferError, connection: &Connection) -> anyhow::Error {
-    let peer = connection.remote_addr();
+    let peer = connection.peer_addr();
     match error {
         TransferError::Connection(ConnectionError::Violation(_)) => {
             anyhow!("gave up on {peer}, which breaks the protocol; sending again will not help")

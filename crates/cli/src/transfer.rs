@@ -107,7 +107,7 @@ impl From<SendError> for TransferError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::Connection(error),
-            // `TooLarge` cannot occur, because messages are cut to the length that the peer
+            // `TooLong` cannot occur, because messages are cut to the length that the peer
             // accepts.
             error => Self::Protocol(error.to_string()),
         }

@@ -41,7 +41,7 @@ impl ClientListener {
                 let accepted = listener.accept().await;
                 let connection =
                     accepted.map_err(|error| anyhow!("cannot listen any longer: {error}"))?;
-                Ok((connection.remote_addr(), Peer::SmbDirect(connection)))
+                Ok((connection.peer_addr(), Peer::SmbDirect(connection)))
             }
             Self::Tcp(listener) => loop {
                 match listener.accept().await {

@@ -98,7 +98,7 @@ impl Stop {
     /// Returns the reason for the end of an SMB Direct connection.
     pub(super) fn of(side: Side, error: &ConnectionError) -> Self {
         match error {
-            ConnectionError::Closed(_) => Self::Closed(side),
+            ConnectionError::Closed | ConnectionError::ClosedHere => Self::Closed(side),
             error => Self::Failed(side, transport::explain_end(error)),
         }
     }
@@ -108,7 +108,7 @@ impl Stop {
     pub(super) fn of_send(from: Side, to: Side, error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::of(to, &error),
-            SendError::TooLarge { length, max } => Self::too_long(from, length, max),
+            SendError::TooLong { length, max } => Self::too_long(from, length, max),
             error => Self::Failed(to, error.to_string()),
         }
     }
@@ -159,7 +159,7 @@ impl Peer {
 
     pub(super) fn address(&self) -> SocketAddr {
         match self {
-            Self::SmbDirect(connection) => connection.remote_addr(),
+            Self::SmbDirect(connection) => connection.peer_addr(),
             Self::Tcp(_, address) => *address,
         }
     }

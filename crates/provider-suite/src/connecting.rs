@@ -31,7 +31,7 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let accept = async {
         let incoming = next_incoming(listener.as_mut()).await;
         assert!(whole(&incoming.private_data, &question));
-        let from = incoming.remote_addr;
+        let from = incoming.peer_addr;
         let answer = AcceptRequest {
             private_data: Bytes::from_static(b"answer"),
             receive: first_receive(),
@@ -43,10 +43,10 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let (active, (from, passive)) = within_time("connecting", both).await;
     let active = active.unwrap();
     assert!(whole(&active.private_data, &Bytes::from_static(b"answer")));
-    assert_eq!(active.remote_addr, address);
+    assert_eq!(active.peer_addr, address);
     assert_eq!(active.local_addr, from);
     assert_eq!(passive.private_data, &b""[..]);
-    assert_eq!(passive.remote_addr, from);
+    assert_eq!(passive.peer_addr, from);
     assert_eq!(passive.local_addr, address);
     let most = passive.limits.max_outbound_reads;
     assert!(most <= 4, "the peer serves 4 Reads and we post {most}");

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    io,
     sync::Arc,
 };
 
@@ -33,6 +34,12 @@ pub struct RegisterError {
     pub reason: RegisterFault,
 }
 
+impl From<RegisterError> for io::Error {
+    fn from(error: RegisterError) -> Self {
+        error.reason.into()
+    }
+}
+
 /// The reason why a buffer cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -46,6 +53,17 @@ pub enum RegisterFault {
     /// The provider refused the registration, with an error code of the operating system.
     #[error("the provider refused the registration (error {0})")]
     Provider(i32),
+}
+
+impl From<RegisterFault> for io::Error {
+    fn from(fault: RegisterFault) -> Self {
+        let kind = match fault {
+            RegisterFault::TooLong => io::ErrorKind::InvalidInput,
+            RegisterFault::NoToken => io::ErrorKind::OutOfMemory,
+            RegisterFault::Provider(number) => Self::from_raw_os_error(number).kind(),
+        };
+        Self::new(kind, fault)
+    }
 }
 
 /// Returns a buffer with its length as a buffer descriptor holds it. An implementation of
@@ -73,6 +91,12 @@ pub enum DeregisterError {
     /// No buffer is registered under this token.
     #[error("no buffer is registered under this token")]
     Unknown,
+}
+
+impl From<DeregisterError> for io::Error {
+    fn from(error: DeregisterError) -> Self {
+        Self::other(error)
+    }
 }
 
 /// The reason why an access of the peer is refused.

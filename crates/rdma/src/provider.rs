@@ -93,7 +93,7 @@ pub struct Connected {
     /// that gains nothing.
     pub poll_window: Duration,
     /// The address of the peer.
-    pub remote_addr: SocketAddr,
+    pub peer_addr: SocketAddr,
     /// The address of this end.
     pub local_addr: SocketAddr,
     /// The private data of the peer's answer; empty on the accepting side.
@@ -115,7 +115,7 @@ pub trait ProviderListener: Send + fmt::Debug {
 /// A connection request that is not answered yet. Dropping it refuses the connection.
 pub struct IncomingRequest {
     /// The address of the peer.
-    pub remote_addr: SocketAddr,
+    pub peer_addr: SocketAddr,
     /// The private data of the peer's request.
     pub private_data: Bytes,
     /// Whether the handshake itself negotiated the read depths. If it did not (MPA revision 1), the
@@ -131,7 +131,7 @@ pub struct IncomingRequest {
 impl fmt::Debug for IncomingRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IncomingRequest")
-            .field("remote_addr", &self.remote_addr)
+            .field("peer_addr", &self.peer_addr)
             .field("private_data", &self.private_data)
             .finish_non_exhaustive()
     }

@@ -4,7 +4,7 @@
 //! freed or read while the hardware or the peer still uses it.
 
 use std::{
-    fmt,
+    fmt, io,
     num::{NonZeroU16, NonZeroU32},
     sync::Arc,
 };
@@ -344,6 +344,48 @@ impl ProviderErrorKind {
             Self::Terminated => "rdma_terminated",
             Self::Local => "rdma_local",
         }
+    }
+}
+
+impl ProviderErrorKind {
+    /// Returns whether a later attempt to connect to the same address may succeed.
+    ///
+    /// A host that is down, a listener that does not run or has no room, and a network that lost packets may be back
+    /// later. An address in use, a violation of the protocol, another protocol and a failure on this machine last
+    /// until a person changes something.
+    pub const fn is_retryable(self) -> bool {
+        match self {
+            Self::Address
+            | Self::Refused
+            | Self::PortUnreachable
+            | Self::Rejected
+            | Self::TimedOut
+            | Self::Reset => true,
+            Self::InUse | Self::Protocol | Self::OtherProtocol | Self::Terminated | Self::Local => {
+                false
+            }
+        }
+    }
+
+    /// Returns the kind of error in the standard library that is closest.
+    const fn io_kind(self) -> io::ErrorKind {
+        match self {
+            Self::Refused | Self::PortUnreachable | Self::Rejected => {
+                io::ErrorKind::ConnectionRefused
+            }
+            Self::TimedOut => io::ErrorKind::TimedOut,
+            Self::Address => io::ErrorKind::AddrNotAvailable,
+            Self::InUse => io::ErrorKind::AddrInUse,
+            Self::Protocol | Self::OtherProtocol => io::ErrorKind::InvalidData,
+            Self::Local => io::ErrorKind::Other,
+            Self::Reset | Self::Terminated => io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+impl From<ProviderError> for io::Error {
+    fn from(error: ProviderError) -> Self {
+        Self::new(error.kind.io_kind(), error)
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> 
         match connection.recv().await {
             // The same memory goes back, without a copy.
             Ok(message) => connection.send(message)?.await?,
-            Err(ConnectionError::Closed(_)) => break,
+            Err(ConnectionError::Closed) => break,
             Err(error) => return Err(error.into()),
         }
         count += 1;

@@ -68,7 +68,7 @@ pub(crate) async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> 
 
 /// Reads and writes the memory of the peer.
 pub(crate) async fn ask(connection: Connection) -> Result<(), Box<dyn Error>> {
-    let descriptor = BufferDescriptorV1::decode(&connection.recv().await?.into_bytes())?;
+    let descriptor = BufferDescriptorV1::from_bytes(&connection.recv().await?.into_bytes())?;
     let (length, half) = (descriptor.length as usize, descriptor.length as usize / 2);
     let memory = [descriptor];
 

@@ -1,7 +1,7 @@
 //! [`IncomingListener`] and [`Incoming`]: connection requests of peers, which the owner accepts or refuses one
 //! by one.
 
-use std::{fmt, net::SocketAddr};
+use std::{fmt, io, net::SocketAddr};
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -79,7 +79,7 @@ impl IncomingListener {
     pub async fn accept(&mut self) -> Result<Incoming, ProviderError> {
         let request = self.listener.accept().await?;
         Ok(Incoming {
-            span: connection_span(request.remote_addr),
+            span: connection_span(request.peer_addr),
             request,
             read_depths: self.read_depths,
         })
@@ -97,8 +97,8 @@ pub struct Incoming {
 
 impl Incoming {
     /// Returns the address of the peer.
-    pub const fn remote_addr(&self) -> SocketAddr {
-        self.request.remote_addr
+    pub const fn peer_addr(&self) -> SocketAddr {
+        self.request.peer_addr
     }
 
     /// Accepts the RDMA connection (3.1.7.2), and negotiates on it with the settings of `config`.
@@ -174,7 +174,7 @@ impl Incoming {
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Incoming")
-            .field("remote_addr", &self.remote_addr())
+            .field("peer_addr", &self.peer_addr())
             .finish_non_exhaustive()
     }
 }
@@ -195,6 +195,18 @@ pub enum AcceptError {
     /// The RDMA connection was established, and the negotiation failed.
     #[error("it did not negotiate: {0}")]
     Negotiation(ConnectionError),
+}
+
+impl From<AcceptError> for io::Error {
+    fn from(error: AcceptError) -> Self {
+        let kind = match &error {
+            AcceptError::PrivateData(_) => io::ErrorKind::InvalidData,
+            AcceptError::TimedOut => io::ErrorKind::TimedOut,
+            AcceptError::Provider(error) => Self::from(error.clone()).kind(),
+            AcceptError::Negotiation(error) => Self::from(error.clone()).kind(),
+        };
+        Self::new(kind, error)
+    }
 }
 
 #[cfg(feature = "metrics")]

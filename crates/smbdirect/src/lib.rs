@@ -36,7 +36,7 @@
 //!
 //! // Bulk data. An upper layer sends the descriptor to its peer in a message.
 //! let region = client.register(BytesMut::zeroed(4), Access::REMOTE_WRITE)?;
-//! server.write(&[region.descriptor()], 0, "data".into()).await?;
+//! server.write(&[region.descriptor()], 0, "data").await?;
 //! server.send("done")?.await?;
 //! client.recv().await?;
 //! assert_eq!(region.deregister().await?, "data");

@@ -2,10 +2,12 @@
 
 use std::{
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll},
 };
 
+use futures_core::Stream;
 use tokio::{
     net::ToSocketAddrs,
     sync::{Semaphore, mpsc},
@@ -105,6 +107,15 @@ impl Listener {
     ) -> Poll<Result<Connection, ProviderError>> {
         let polled = self.connections.poll_recv(context);
         polled.map(|next| next.unwrap_or_else(failed_before))
+    }
+}
+
+/// Yields what [`Listener::accept`] returns, and ends after its error.
+impl Stream for Listener {
+    type Item = Result<Connection, ProviderError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.connections.poll_recv(context)
     }
 }
 

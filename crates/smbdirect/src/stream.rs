@@ -120,20 +120,20 @@ async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
     loop {
         let message = match connection.recv().await {
             Ok(message) => message,
-            Err(ConnectionError::Closed(_)) => return,
+            Err(ConnectionError::Closed | ConnectionError::ClosedHere) => return,
             Err(error) => {
-                warn!(peer = %connection.remote_addr(), %error, "a stream ends");
+                warn!(peer = %connection.peer_addr(), %error, "a stream ends");
                 return;
             }
         };
         let Some(open) = &mut socket else { continue };
         if message.len() > MAX_FRAME_LENGTH {
             let bytes = message.len();
-            warn!(peer = %connection.remote_addr(), bytes, "a message is too long for a frame");
+            warn!(peer = %connection.peer_addr(), bytes, "a message is too long for a frame");
             return connection.abort();
         }
         if let Err(error) = write_frame(open, message).await {
-            debug!(peer = %connection.remote_addr(), %error, "the program has closed its stream");
+            debug!(peer = %connection.peer_addr(), %error, "the program has closed its stream");
             socket = None;
         }
     }
@@ -202,7 +202,7 @@ impl Frames {
     /// Closes the connection after the frames that were sent, because the stream ends.
     fn close(&mut self, error: Option<&io::Error>) {
         self.has_closed = true;
-        let peer = self.connection.remote_addr();
+        let peer = self.connection.peer_addr();
         match error {
             // `ConnectionReset` is not logged: the system reports it at the end of the stream if the program
             // closed the descriptor before it had read everything.

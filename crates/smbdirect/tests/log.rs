@@ -47,7 +47,7 @@ async fn the_task_and_every_caller_log_in_the_span_of_the_connection() {
         let mut listener = listen(&provider).await;
         let session = info_span!("session", id = 7);
         let [client, server] = connect(&provider, &mut listener).instrument(session).await;
-        let (c, s) = (client.local_addr(), client.remote_addr());
+        let (c, s) = (client.local_addr(), client.peer_addr());
         let ours = format!(" session{{id=7}}:connection{{peer={s} local={c}}}: ");
         let theirs = format!(" connection{{peer={c} local={s}}}: ");
 

@@ -162,7 +162,8 @@ async fn figures(kept: &Kept) {
             .find(|one| one.role == role)
             .unwrap()
     };
-    assert_eq!(of(Role::Active).remote_addr, client.remote_addr());
+    assert_eq!(of(Role::Active).peer_addr, client.peer_addr());
+    assert_eq!(of(Role::Active).id, client.id());
     assert_eq!(of(Role::Active).statistics, client.stats());
     assert_eq!(of(Role::Passive).credits, server.credits());
     assert_eq!(open.statistics.bytes_sent, 100_000);

@@ -10,7 +10,7 @@ use tracing::{Span, debug, error_span, field};
 /// the library's span. Do not connect in it: the library's span would be its child, and each line
 /// would name the connection twice.
 pub fn connection_span(connection: &Connection) -> Span {
-    let span = peer_span(connection.remote_addr());
+    let span = peer_span(connection.peer_addr());
     span.record("local", field::display(connection.local_addr()));
     span
 }

@@ -89,7 +89,7 @@ async fn explain_iwarp(
                 "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
             )
         }
-        ConnectError::Negotiation(ConnectionError::Closed(_)) => {
+        ConnectError::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
             anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
         }
         ConnectError::Negotiation(error) => {

@@ -254,7 +254,7 @@ impl CmId {
 
     /// Creates the span of a connection from the addresses of its identifier.
     pub(crate) fn connection_span(&self) -> Span {
-        let (peer, local) = (self.remote_addr().ok(), self.local_addr().ok());
+        let (peer, local) = (self.peer_addr().ok(), self.local_addr().ok());
         // The level is the level of the connection span of `smbdirect`: a filter that passes a line of the log
         // passes its span too.
         error_span!(
@@ -322,7 +322,7 @@ impl CmId {
         address(&storage)
     }
 
-    pub(crate) fn remote_addr(&self) -> io::Result<SocketAddr> {
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
         // SAFETY: the identifier lives, and the field always holds a socket address.
         let storage = unsafe { (*self.raw.as_ptr()).route.addr.dst_storage };
         address(&storage)

@@ -183,7 +183,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
         config,
     };
     Ok(IncomingRequest {
-        remote_addr: request.id().remote_addr()?,
+        peer_addr: request.id().peer_addr()?,
         private_data: event.private_data,
         knows_read_depths,
         accept: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
@@ -221,7 +221,7 @@ impl PendingRequest {
         queue_pair.set_accepted();
         Ok(queue_pair.connected(
             id.local_addr().map_err(failed)?,
-            id.remote_addr().map_err(failed)?,
+            id.peer_addr().map_err(failed)?,
             Bytes::new(),
         ))
     }

@@ -86,7 +86,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.extend(both_ways!(
         "buffer-descriptor",
         DESCRIPTOR,
-        BufferDescriptorV1::decode
+        BufferDescriptorV1::from_bytes
     ));
     cases.extend(both_ways!("ird-ord", IRD_ORD, IrdOrd::decode));
     cases.extend(startup_frames());

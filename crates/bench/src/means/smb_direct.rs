@@ -144,8 +144,8 @@ impl End {
                 .split_at_checked(BufferDescriptorV1::LENGTH)
                 .context("the other end registered one buffer, not two")?;
             end.theirs = Some(Theirs {
-                to_read: BufferDescriptorV1::decode(to_read)?,
-                to_write: BufferDescriptorV1::decode(to_write)?,
+                to_read: BufferDescriptorV1::from_bytes(to_read)?,
+                to_write: BufferDescriptorV1::from_bytes(to_write)?,
             });
         }
         Ok(end)

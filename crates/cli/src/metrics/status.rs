@@ -98,7 +98,7 @@ impl ConnectionStatus {
         Self {
             id: one.id,
             role: one.role.label().into(),
-            peer: canonical(one.remote_addr),
+            peer: canonical(one.peer_addr),
             local: canonical(one.local_addr),
             seconds: one.age.as_secs_f64(),
             send_credits: one.credits.send_credits,

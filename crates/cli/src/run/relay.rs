@@ -56,7 +56,7 @@ pub(super) async fn relay(
     let [sent, received] = &counts;
     let sending = async {
         if let Err(error) = send_messages(connection, from, sent).await {
-            warn!(peer = %connection.remote_addr(), %error, "the program's stream ends");
+            warn!(peer = %connection.peer_addr(), %error, "the program's stream ends");
             return;
         }
         half_closed(sent, received, is_open).await;
@@ -69,13 +69,13 @@ pub(super) async fn relay(
             let Some(open) = &mut socket else { continue };
             let Some(header) = frame::header(message.len()) else {
                 let bytes = message.len();
-                warn!(peer = %connection.remote_addr(), bytes, "a message is too long for SMB over TCP");
+                warn!(peer = %connection.peer_addr(), bytes, "a message is too long for SMB over TCP");
                 socket = None;
                 continue;
             };
             let mut frame = Buf::chain(&header[..], message);
             if let Err(error) = open.write_all_buf(&mut frame).await {
-                debug!(peer = %connection.remote_addr(), %error, "the program has closed its socket");
+                debug!(peer = %connection.peer_addr(), %error, "the program has closed its socket");
                 // The data that the program has written before is still sent. That needs credits, and therefore
                 // room for messages.
                 socket = None;
@@ -90,7 +90,7 @@ pub(super) async fn relay(
             // The program has ended, and its last messages are sent.
             sleep(MAX_CHECK_INTERVAL).await;
         }
-        warn!(peer = %connection.remote_addr(), "a connection that the program has left open is cut off");
+        warn!(peer = %connection.peer_addr(), "a connection that the program has left open is cut off");
     };
     tokio::select! {
         () = sending => {}

@@ -102,7 +102,7 @@ impl SmbOptions {
             Transfer::Messages(reason) => Some(reason.to_string()),
         };
         report.event(&Event::Connected {
-            address: connection.remote_addr().to_string(),
+            address: connection.peer_addr().to_string(),
             transport: rdma.name(),
             negotiated: connection.negotiated().into(),
             dialect: &client.dialect(),

@@ -195,7 +195,7 @@ impl Frame {
 
     fn memory(bytes: &mut Bytes) -> Result<Self, TransferError> {
         let offset = bytes.get_u64_le();
-        let Ok(descriptor) = BufferDescriptorV1::decode(bytes) else {
+        let Ok(descriptor) = BufferDescriptorV1::from_bytes(bytes) else {
             return broken("half a buffer descriptor");
         };
         if !(1..=MAX_PIECE).contains(&descriptor.length) {

@@ -64,7 +64,9 @@ pub(crate) async fn receive_files(
                 _,
             )) => (length, method, name),
             Ok((frame, _)) => return broken(format!("{} without an OFFER", frame.kind())),
-            Err(TransferError::Connection(ConnectionError::Closed(_))) => return Ok(()),
+            Err(TransferError::Connection(
+                ConnectionError::Closed | ConnectionError::ClosedHere,
+            )) => return Ok(()),
             Err(TransferError::Protocol(_)) if is_first => {
                 return broken("this is not an offer of a file; is the peer `ping --echo`?");
             }

@@ -268,7 +268,7 @@ async fn a_server_that_writes_after_its_answer_ends_its_connection() {
     client.send(&read(5, 0, 20_000, 0, &[])).await;
     let (_, memory) = described(&server.receive().await.unwrap());
     let data = noise(20_000, 1);
-    drop(server.connection().write(&memory, 0, data.clone().into()));
+    drop(server.connection().write(&memory, 0, data.clone()));
     server.send(&read_answer(5, &[], 20_000)).await;
     assert!(client.receive().await == Some(read_answer(5, &data, 0)));
     write(server.connection(), memory[0], 20_000);

@@ -293,7 +293,7 @@ async fn serve(mut server: End, data: Vec<Vec<u8>>, mut random: Rng) -> End {
         assert_eq!(by_rdma, data.len() >= THRESHOLD);
         let answer = match (u16_at(&request, 12), by_rdma) {
             (READ, true) => {
-                drop(connection.write(&memory, 0, data.clone().into()));
+                drop(connection.write(&memory, 0, data.clone()));
                 placed(id, data.len())
             }
             (READ, false) => read_answer(id, data, 0),
@@ -362,11 +362,7 @@ async fn a_client_sees_nothing_of_another_clients_data() {
     for id in 0..20 {
         one.send(&read(id, 0, SIZE as u32, 0, &[])).await;
         let (_, memory) = described(&ones_server.receive().await.unwrap());
-        drop(
-            ones_server
-                .connection()
-                .write(&memory, 0, secret.clone().into()),
-        );
+        drop(ones_server.connection().write(&memory, 0, secret.clone()));
         ones_server.send(&placed(id, SIZE)).await;
         assert!(one.receive().await == Some(read_answer(id, &secret, 0)));
         let length = SIZE - 1000 * id as usize;

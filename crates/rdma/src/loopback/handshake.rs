@@ -35,7 +35,7 @@ impl Request {
     /// Converts the request for a listener with `limits`.
     pub(super) fn into_incoming(mut self, limits: Limits) -> IncomingRequest {
         IncomingRequest {
-            remote_addr: self.from,
+            peer_addr: self.from,
             private_data: mem::take(&mut self.private_data),
             knows_read_depths: true,
             accept: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),

@@ -88,7 +88,7 @@ impl LoopbackQueuePair {
     pub(super) fn connected(
         self,
         local_addr: SocketAddr,
-        remote_addr: SocketAddr,
+        peer_addr: SocketAddr,
         private_data: Bytes,
     ) -> Connected {
         Connected {
@@ -96,7 +96,7 @@ impl LoopbackQueuePair {
             is_zero_copy: true,
             poll_window: POLL_WINDOW,
             queue_pair: Box::new(self),
-            remote_addr,
+            peer_addr,
             local_addr,
             private_data,
         }

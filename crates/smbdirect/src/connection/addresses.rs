@@ -23,5 +23,11 @@ pub(crate) fn no_address() -> ProviderError {
 
 fn not_found(error: io::Error) -> ProviderError {
     let what = format!("the address cannot be looked up: {error}");
-    ProviderError::new(ProviderErrorKind::Address, what).with_os_error(error.raw_os_error())
+    // A text that is no address never becomes one, and a name that is not known may.
+    let kind = if error.kind() == io::ErrorKind::InvalidInput {
+        ProviderErrorKind::Local
+    } else {
+        ProviderErrorKind::Address
+    };
+    ProviderError::new(kind, what).with_os_error(error.raw_os_error())
 }

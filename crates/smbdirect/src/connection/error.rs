@@ -1,5 +1,7 @@
 //! The errors of [`Connection`](super::Connection).
 
+use std::io;
+
 use bytes::BytesMut;
 use thiserror::Error;
 
@@ -20,6 +22,32 @@ pub enum ConnectError {
     Negotiation(#[from] ConnectionError),
 }
 
+impl ConnectError {
+    /// Returns whether a later attempt with the same address and settings may succeed; see
+    /// [`ConnectionError::is_retryable`].
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Provider(error) => error.kind.is_retryable(),
+            Self::Negotiation(error) => error.is_retryable(),
+        }
+    }
+}
+
+impl From<ConnectError> for ConnectionError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Provider(error) => error.into(),
+            ConnectError::Negotiation(error) => error,
+        }
+    }
+}
+
+impl From<ConnectError> for io::Error {
+    fn from(error: ConnectError) -> Self {
+        ConnectionError::from(error).into()
+    }
+}
+
 /// Why [`Connection::try_send`](super::Connection::try_send) did not submit a message.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -32,6 +60,15 @@ pub enum TrySendError {
     Send(#[from] SendError),
 }
 
+impl From<TrySendError> for io::Error {
+    fn from(error: TrySendError) -> Self {
+        match error {
+            TrySendError::NotReady(_) => Self::new(io::ErrorKind::WouldBlock, error),
+            TrySendError::Send(error) => error.into(),
+        }
+    }
+}
+
 /// A read that failed, with its buffer.
 #[derive(Debug, Error)]
 #[error("{fault}")]
@@ -41,6 +78,12 @@ pub struct ReadError {
     pub fault: TransferFault,
     /// The buffer, with unspecified contents, or `None` if it was lost when the runtime stopped.
     pub buffer: Option<BytesMut>,
+}
+
+impl From<ReadError> for io::Error {
+    fn from(error: ReadError) -> Self {
+        error.fault.into()
+    }
 }
 
 /// A registration of several buffers that failed at one of them. None of them is registered.
@@ -55,6 +98,12 @@ pub struct RegisterAllError {
     pub index: usize,
     /// Why that buffer was not registered.
     pub reason: RegisterFault,
+}
+
+impl From<RegisterAllError> for io::Error {
+    fn from(error: RegisterAllError) -> Self {
+        error.reason.into()
+    }
 }
 
 #[cfg(test)]

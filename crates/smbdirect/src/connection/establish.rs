@@ -1,6 +1,12 @@
 //! Connecting to a peer, the negotiation in either role, and the read depths in the private data.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use bytes::{Bytes, BytesMut};
 use tokio::net::ToSocketAddrs;
@@ -22,6 +28,9 @@ use crate::{
     },
     wire::IrdOrd,
 };
+
+/// The number of the last connection that was established.
+static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Connection {
     /// Connects to a listening peer, and negotiates (3.1.4.1).
@@ -117,7 +126,7 @@ impl Connection {
         connected: Connected,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
-        let (local_addr, remote_addr) = (connected.local_addr, connected.remote_addr);
+        let (local_addr, peer_addr) = (connected.local_addr, connected.peer_addr);
         #[cfg(feature = "metrics")]
         let role = if engine.is_active() {
             metrics::Role::Active
@@ -131,15 +140,17 @@ impl Connection {
             .wait(Condition::Negotiation, State::negotiation_result)
             .await?;
         guard.disarm();
+        let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         #[cfg(feature = "metrics")]
         shared.meter(metrics::Identity {
+            id,
             role,
             local_addr,
-            remote_addr,
+            peer_addr,
             established: now(),
             negotiated,
         });
-        Ok(Self::new(shared, local_addr, remote_addr, negotiated))
+        Ok(Self::new(shared, id, local_addr, peer_addr, negotiated))
     }
 }
 

@@ -96,8 +96,9 @@ pub struct Connection {
 /// The state that all clones of a connection share. Dropping it closes the connection.
 struct Handle {
     shared: Arc<Shared>,
+    id: u64,
     local_addr: SocketAddr,
-    remote_addr: SocketAddr,
+    peer_addr: SocketAddr,
     negotiated: Negotiated,
 }
 
@@ -112,8 +113,9 @@ impl Drop for Handle {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
+            .field("id", &self.handle.id)
             .field("local_addr", &self.handle.local_addr)
-            .field("remote_addr", &self.handle.remote_addr)
+            .field("peer_addr", &self.handle.peer_addr)
             .finish_non_exhaustive()
     }
 }
@@ -121,14 +123,16 @@ impl fmt::Debug for Connection {
 impl Connection {
     pub(super) fn new(
         shared: Arc<Shared>,
+        id: u64,
         local_addr: SocketAddr,
-        remote_addr: SocketAddr,
+        peer_addr: SocketAddr,
         negotiated: Negotiated,
     ) -> Self {
         let handle = Handle {
             shared,
+            id,
             local_addr,
-            remote_addr,
+            peer_addr,
             negotiated,
         };
         Self {
@@ -458,7 +462,8 @@ impl Connection {
     ///
     /// # Errors
     /// The future resolves to the fault.
-    pub fn write(&self, to: &[BufferDescriptorV1], offset: u64, data: Bytes) -> Writing {
+    pub fn write(&self, to: &[BufferDescriptorV1], offset: u64, data: impl Into<Bytes>) -> Writing {
+        let data = data.into();
         self.shared().with(|state| {
             let index = state.submit_write(to, offset, data);
             Writing::new(self.shared().clone(), index)
@@ -501,9 +506,15 @@ impl Connection {
         self.shared().with(|state| state.statistics())
     }
 
+    /// Returns the number of the connection, counted from 1 since the process started. All clones of a handle have
+    /// the same number, no other connection has it, and `metrics::ConnectionSnapshot::id` is the same.
+    pub fn id(&self) -> u64 {
+        self.handle.id
+    }
+
     /// Returns the address of the peer.
-    pub fn remote_addr(&self) -> SocketAddr {
-        self.handle.remote_addr
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.handle.peer_addr
     }
 
     /// Returns the address of this end.
@@ -548,7 +559,7 @@ impl Connection {
             .wait(Condition::End, State::final_reason)
             .await
         {
-            ConnectionError::Closed(_) => Ok(()),
+            ConnectionError::Closed | ConnectionError::ClosedHere => Ok(()),
             error => Err(error),
         }
     }

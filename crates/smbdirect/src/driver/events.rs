@@ -7,7 +7,7 @@ use bytes::BytesMut;
 
 use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State, waiting::Condition};
 use crate::{
-    engine::{ConnectionError, Event, Initiator},
+    engine::{ConnectionError, Event},
     rdma::work::{Completion, Disconnect, ProviderError, ProviderErrorKind, Teardown},
 };
 
@@ -87,8 +87,7 @@ impl State {
     #[cold]
     pub(super) fn finish(&mut self, how: &Disconnect) {
         self.finished = true;
-        if let (Some(ConnectionError::Closed(Initiator::Local)), Disconnect::Broken(error)) =
-            (&self.closed, how)
+        if let (Some(ConnectionError::ClosedHere), Disconnect::Broken(error)) = (&self.closed, how)
         {
             // The close was meant to be graceful, but the connection broke.
             self.closed = Some(error.clone().into());
@@ -131,8 +130,6 @@ impl State {
 
     /// Returns why the connection is over: closed by this end, if the engine has given no other reason.
     pub(super) fn reason(&self) -> ConnectionError {
-        self.closed
-            .clone()
-            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+        self.closed.clone().unwrap_or(ConnectionError::ClosedHere)
     }
 }

@@ -8,9 +8,9 @@ use crate::metrics::{self, Identity, Reading, Source};
 impl Shared {
     /// Reports this connection, which was established, from now on.
     pub(crate) fn meter(self: &Arc<Self>, identity: Identity) {
-        let id = metrics::established(self, identity);
+        metrics::established(self, identity);
         self.with(|state| {
-            state.metered.id = Some(id);
+            state.metered.id = Some(identity.id);
             // It may have ended in the meantime.
             if let Some(error) = &state.closed {
                 metrics::ended(error);

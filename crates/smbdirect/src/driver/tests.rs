@@ -140,7 +140,7 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
         limits: LIMITS,
         is_zero_copy: false,
         poll_window: Duration::ZERO,
-        remote_addr: "192.0.2.1:5445".parse().unwrap(),
+        peer_addr: "192.0.2.1:5445".parse().unwrap(),
         local_addr: "192.0.2.2:1024".parse().unwrap(),
         private_data: Bytes::new(),
     };

@@ -5,7 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::{
-    rdma::work::{ProviderError, ProviderErrorKind},
+    rdma::work::ProviderError,
     wire::{DecodeError, Status},
 };
 
@@ -124,15 +124,6 @@ pub enum Violation {
     WithoutCredit,
 }
 
-/// The end of the connection that caused an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Initiator {
-    /// This end.
-    Local,
-    /// The peer.
-    Remote,
-}
-
 /// The timer that expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
@@ -153,6 +144,21 @@ pub enum Expired {
 }
 
 /// Why a connection ended. Every waiting call returns a copy.
+///
+/// [`is_retryable`](Self::is_retryable) tells whether a program that reconnects should try again:
+///
+/// | error | a new connection may succeed | because |
+/// |---|---|---|
+/// | `Closed` | yes | the peer may have been restarted, or closes idle connections |
+/// | `TimedOut` | yes | the peer was stopped or overloaded, or the network lost the messages |
+/// | `Provider` | as [`ProviderErrorKind::is_retryable`](crate::rdma::work::ProviderErrorKind::is_retryable) | a peer that is down or unreachable may come back; one that speaks another protocol stays as it is |
+/// | `Refused` with `INSUFFICIENT_RESOURCES` | yes | the peer has no room for the connection now |
+/// | `Refused` with another status, `RefusedPeer`, `Violation` | no | the two ends have no common version, or one has a bug |
+/// | `ClosedHere`, `Aborted` | no | this program ended the connection |
+///
+/// Wait between two tries, longer each time. A message whose future has resolved may have been processed by the peer,
+/// and one whose future has not resolved may, too: repeat a request only if the protocol above allows it to be done
+/// twice, or can tell that it was done.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -168,12 +174,12 @@ pub enum ConnectionError {
     /// A timer expired.
     #[error("time ran out: {0}")]
     TimedOut(Expired),
-    /// One end closed the connection gracefully.
-    #[error("{}", match .0 {
-        Initiator::Local => "the connection was closed here",
-        Initiator::Remote => "the peer closed the connection",
-    })]
-    Closed(Initiator),
+    /// The peer closed the connection gracefully.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// This end closed the connection gracefully.
+    #[error("the connection was closed here")]
+    ClosedHere,
     /// This end aborted the connection and dropped its outstanding work.
     #[error("the connection was aborted here")]
     Aborted,
@@ -209,8 +215,8 @@ impl ConnectionError {
     /// [`LABELS`](Self::LABELS), so the number of different names is bounded.
     pub const fn label(&self) -> &'static str {
         match self {
-            Self::Closed(Initiator::Local) => "closed_here",
-            Self::Closed(Initiator::Remote) => "closed_by_peer",
+            Self::ClosedHere => "closed_here",
+            Self::Closed => "closed_by_peer",
             Self::Aborted => "aborted",
             Self::Violation(_) => "violation",
             Self::Refused(_) => "refused_by_peer",
@@ -220,6 +226,19 @@ impl ConnectionError {
             Self::TimedOut(Expired::SendCreditGrant) => "credit_timeout",
             Self::TimedOut(Expired::Close) => "close_timeout",
             Self::Provider(error) => error.kind.label(),
+        }
+    }
+}
+
+impl ConnectionError {
+    /// Returns whether a new connection to the same peer with the same settings may succeed. The table above gives the
+    /// reasons.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Closed | Self::TimedOut(_) => true,
+            Self::Refused(status) => *status == Status::INSUFFICIENT_RESOURCES,
+            Self::Provider(error) => error.kind.is_retryable(),
+            Self::Violation(_) | Self::RefusedPeer(_) | Self::ClosedHere | Self::Aborted => false,
         }
     }
 }
@@ -246,22 +265,10 @@ impl From<ConnectionError> for io::Error {
                 io::ErrorKind::ConnectionRefused
             }
             ConnectionError::TimedOut(_) => io::ErrorKind::TimedOut,
-            ConnectionError::Closed(Initiator::Local) => io::ErrorKind::NotConnected,
-            ConnectionError::Closed(Initiator::Remote) => io::ErrorKind::ConnectionReset,
+            ConnectionError::ClosedHere => io::ErrorKind::NotConnected,
+            ConnectionError::Closed => io::ErrorKind::ConnectionReset,
             ConnectionError::Aborted => io::ErrorKind::ConnectionAborted,
-            ConnectionError::Provider(error) => match error.kind {
-                ProviderErrorKind::Refused
-                | ProviderErrorKind::PortUnreachable
-                | ProviderErrorKind::Rejected => io::ErrorKind::ConnectionRefused,
-                ProviderErrorKind::TimedOut => io::ErrorKind::TimedOut,
-                ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
-                ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
-                ProviderErrorKind::Protocol | ProviderErrorKind::OtherProtocol => {
-                    io::ErrorKind::InvalidData
-                }
-                ProviderErrorKind::Local => io::ErrorKind::Other,
-                _ => io::ErrorKind::ConnectionReset,
-            },
+            ConnectionError::Provider(cause) => Self::from(cause.clone()).kind(),
         };
         Self::new(kind, error)
     }
@@ -273,7 +280,7 @@ impl From<ConnectionError> for io::Error {
 pub enum SendError {
     /// The message is longer than the peer reassembles (3.1.4.2).
     #[error("a message of {length} bytes, the peer takes at most {max}")]
-    TooLarge {
+    TooLong {
         /// Bytes in the message.
         length: usize,
         /// MaxFragmentedSendSize.
@@ -282,6 +289,15 @@ pub enum SendError {
     /// The connection has ended or is closing, so no message can be sent any more.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
+}
+
+impl From<SendError> for io::Error {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::TooLong { .. } => Self::new(io::ErrorKind::InvalidInput, error),
+            SendError::Connection(error) => error.into(),
+        }
+    }
 }
 
 /// Why an RDMA Read or Write was refused.
@@ -307,6 +323,19 @@ pub enum TransferFault {
     Connection(#[from] ConnectionError),
 }
 
+impl From<TransferFault> for io::Error {
+    fn from(fault: TransferFault) -> Self {
+        let kind = match fault {
+            TransferFault::BeyondDescriptors { .. } | TransferFault::Wrap => {
+                io::ErrorKind::InvalidInput
+            }
+            TransferFault::Unsupported => io::ErrorKind::Unsupported,
+            TransferFault::Connection(error) => return error.into(),
+        };
+        Self::new(kind, fault)
+    }
+}
+
 impl Violation {
     pub(super) fn of_data_transfer(error: DecodeError) -> Self {
         match error {
@@ -330,6 +359,7 @@ impl Violation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::work::ProviderErrorKind;
 
     #[test]
     fn each_connection_error_maps_to_an_io_error_kind() {
@@ -346,8 +376,8 @@ mod tests {
                 ConnectionRefused,
             ),
             (ConnectionError::TimedOut(Expired::IdleConnection), TimedOut),
-            (ConnectionError::Closed(Initiator::Local), NotConnected),
-            (ConnectionError::Closed(Initiator::Remote), ConnectionReset),
+            (ConnectionError::ClosedHere, NotConnected),
+            (ConnectionError::Closed, ConnectionReset),
             (ConnectionError::Aborted, ConnectionAborted),
             (provider(ProviderErrorKind::Refused), ConnectionRefused),
             (provider(ProviderErrorKind::Rejected), ConnectionRefused),
@@ -368,6 +398,39 @@ mod tests {
             assert!(ConnectionError::LABELS.contains(&error.label()), "{words}");
             let error = io::Error::from(error);
             assert_eq!((error.kind(), error.to_string()), (kind, words));
+        }
+    }
+
+    #[test]
+    fn what_may_be_over_later_is_worth_a_retry() {
+        let provider = |kind| ConnectionError::from(ProviderError::new(kind, "why"));
+        let refused = ConnectionError::Refused;
+        for error in [
+            ConnectionError::Closed,
+            ConnectionError::TimedOut(Expired::IdleConnection),
+            refused(Status::INSUFFICIENT_RESOURCES),
+            provider(ProviderErrorKind::Refused),
+            provider(ProviderErrorKind::Rejected),
+            provider(ProviderErrorKind::PortUnreachable),
+            provider(ProviderErrorKind::Address),
+            provider(ProviderErrorKind::TimedOut),
+            provider(ProviderErrorKind::Reset),
+        ] {
+            assert!(error.is_retryable(), "{error}");
+        }
+        for error in [
+            ConnectionError::ClosedHere,
+            ConnectionError::Aborted,
+            Violation::WithoutCredit.into(),
+            refused(Status::NOT_SUPPORTED),
+            ConnectionError::RefusedPeer(Status::INSUFFICIENT_RESOURCES),
+            provider(ProviderErrorKind::InUse),
+            provider(ProviderErrorKind::Protocol),
+            provider(ProviderErrorKind::OtherProtocol),
+            provider(ProviderErrorKind::Terminated),
+            provider(ProviderErrorKind::Local),
+        ] {
+            assert!(!error.is_retryable(), "{error}");
         }
     }
 

@@ -169,6 +169,31 @@ impl From<Vec<u8>> for Message {
     }
 }
 
+impl From<String> for Message {
+    fn from(text: String) -> Self {
+        text.into_bytes().into()
+    }
+}
+
+impl From<Box<[u8]>> for Message {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+/// Copies the array.
+impl<const N: usize> From<[u8; N]> for Message {
+    fn from(bytes: [u8; N]) -> Self {
+        Bytes::copy_from_slice(&bytes).into()
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Message {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        bytes.as_slice().into()
+    }
+}
+
 impl From<&'static [u8]> for Message {
     fn from(bytes: &'static [u8]) -> Self {
         Bytes::from_static(bytes).into()

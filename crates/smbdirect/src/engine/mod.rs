@@ -33,7 +33,7 @@ mod transfer_queue;
 pub use config::{Config, ConfigError, Policy, Revision, Settings};
 pub use connection::Connection;
 pub use credits::Credits;
-pub use error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation};
+pub use error::{ConnectionError, Expired, SendError, TransferFault, Violation};
 pub use event::{Event, MessageId, TransferId};
 pub use message::Message;
 pub use negotiate_messages::Negotiated;

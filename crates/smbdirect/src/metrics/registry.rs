@@ -32,9 +32,10 @@ impl Role {
 /// The properties of a connection that never change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
+    pub(crate) id: u64,
     pub(crate) role: Role,
     pub(crate) local_addr: SocketAddr,
-    pub(crate) remote_addr: SocketAddr,
+    pub(crate) peer_addr: SocketAddr,
     pub(crate) established: Instant,
     pub(crate) negotiated: Negotiated,
 }
@@ -66,7 +67,6 @@ pub(crate) struct Metered {
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     pub(super) live: BTreeMap<u64, Entry>,
-    last_id: u64,
     /// Sum of the statistics of the connections that are gone.
     pub(super) gone: Statistics,
     pub(super) established: BTreeMap<Role, u64>,
@@ -87,15 +87,14 @@ pub(super) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds a connection that was established, and returns its number.
-pub(crate) fn established(source: &Arc<impl Source + 'static>, identity: Identity) -> u64 {
+/// Adds a connection that was established.
+pub(crate) fn established(source: &Arc<impl Source + 'static>, identity: Identity) {
     let source: Weak<dyn Source> = Arc::downgrade(source) as Weak<dyn Source>;
     let mut registry = registry();
-    registry.last_id += 1;
-    let id = registry.last_id;
     *registry.established.entry(identity.role).or_default() += 1;
-    registry.live.insert(id, Entry { source, identity });
-    id
+    registry
+        .live
+        .insert(identity.id, Entry { source, identity });
 }
 
 /// Counts an attempt to establish a connection that failed.

@@ -16,7 +16,7 @@ pub struct ConnectionSnapshot {
     /// Address of this end.
     pub local_addr: SocketAddr,
     /// Address of the peer.
-    pub remote_addr: SocketAddr,
+    pub peer_addr: SocketAddr,
     /// Time since the negotiation was complete.
     pub age: Duration,
     /// The negotiated limits.
@@ -76,7 +76,7 @@ pub fn snapshot() -> Snapshot {
             id,
             role: identity.role,
             local_addr: identity.local_addr,
-            remote_addr: identity.remote_addr,
+            peer_addr: identity.peer_addr,
             age: identity.established.elapsed(),
             negotiated: identity.negotiated,
             credits: reading.credits,

@@ -26,7 +26,7 @@ impl BufferDescriptorV1 {
     ///
     /// # Errors
     /// [`DecodeError::TooShort`] if `bytes` has fewer than 16 bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new("Buffer Descriptor V1", bytes, Self::LENGTH)?;
         Ok(Self {
             offset: reader.u64(),
@@ -40,7 +40,14 @@ impl BufferDescriptorV1 {
     /// # Errors
     /// [`DecodeError::TooShort`] if the last descriptor is incomplete.
     pub fn decode_array(bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
-        bytes.chunks(Self::LENGTH).map(Self::decode).collect()
+        bytes.chunks(Self::LENGTH).map(Self::from_bytes).collect()
+    }
+
+    /// Returns the 16 bytes of this descriptor.
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        self.encode(&mut &mut bytes[..]);
+        bytes
     }
 
     /// Appends the 16 bytes of this descriptor.
@@ -63,6 +70,7 @@ mod tests {
     fn encoded(descriptor: &BufferDescriptorV1) -> Vec<u8> {
         let mut out = Vec::new();
         descriptor.encode(&mut out);
+        assert_eq!(out, descriptor.to_bytes());
         out
     }
 
@@ -91,7 +99,7 @@ mod tests {
             ),
         ];
         for (descriptor, bytes) in worked {
-            assert_eq!(BufferDescriptorV1::decode(&bytes), Ok(descriptor));
+            assert_eq!(BufferDescriptorV1::from_bytes(&bytes), Ok(descriptor));
             assert_eq!(encoded(&descriptor), bytes);
         }
         let array: Vec<u8> = worked.iter().flat_map(|(_, bytes)| *bytes).collect();
@@ -102,7 +110,7 @@ mod tests {
     #[test]
     fn every_truncation_is_an_error() {
         for length in 0..16 {
-            assert!(BufferDescriptorV1::decode(&[0; 16][..length]).is_err());
+            assert!(BufferDescriptorV1::from_bytes(&[0; 16][..length]).is_err());
         }
         for length in 17..32 {
             assert!(BufferDescriptorV1::decode_array(&[0; 32][..length]).is_err());
@@ -112,7 +120,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_descriptor_is_unchanged_by_decoding_and_encoding(bytes: [u8; 16]) {
-            prop_assert_eq!(encoded(&BufferDescriptorV1::decode(&bytes).unwrap()), bytes);
+            prop_assert_eq!(encoded(&BufferDescriptorV1::from_bytes(&bytes).unwrap()), bytes);
         }
     }
 }

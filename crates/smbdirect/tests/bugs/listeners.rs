@@ -58,7 +58,7 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
             })
             .await;
             let (client, server) = (client.unwrap(), server.unwrap());
-            assert_eq!(client.remote_addr(), address);
+            assert_eq!(client.peer_addr(), address);
             assert_eq!(server.local_addr().port(), address.port());
             drop(client.send(vec![number as u8; 9]).unwrap());
             let message = within(server.recv()).await.unwrap().into_bytes();

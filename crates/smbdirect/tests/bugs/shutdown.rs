@@ -183,7 +183,9 @@ async fn bug_18_shutdown_in_any_state() {
                 Err(error) => {
                     assert!(matches!(
                         error,
-                        ConnectionError::Closed(_) | ConnectionError::Provider(_)
+                        ConnectionError::Closed
+                            | ConnectionError::ClosedHere
+                            | ConnectionError::Provider(_)
                     ));
                     within(server.closed()).await;
                     assert_nothing_outstanding(&server);

@@ -174,10 +174,7 @@ async fn bug_15_the_wrong_limit() {
         drop(client.send(longest.clone()).unwrap());
         assert!(within(server.recv()).await.unwrap().into_bytes() == longest);
         let too_large = client.send(bytes(131_073, 3)).unwrap_err();
-        assert!(matches!(
-            too_large,
-            SendError::TooLarge { max: 131_072, .. }
-        ));
+        assert!(matches!(too_large, SendError::TooLong { max: 131_072, .. }));
 
         let data = bytes(1 << 20, 4);
         for (one, other) in [(&client, &server), (&server, &client)] {

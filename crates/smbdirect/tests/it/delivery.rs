@@ -13,7 +13,6 @@ use std::{
 use smbdirect::{
     Config, Connection, ConnectionError, Iwarp, IwarpConfig, Listener, Loopback, Provider,
     Settings,
-    engine::Initiator,
     rdma::roce::{Roce, RoceConfig},
 };
 use smbdirect_test::within;
@@ -74,7 +73,7 @@ impl Received {
         Self {
             messages,
             bytes: messages * MESSAGE_BYTES,
-            end: ConnectionError::Closed(Initiator::Remote),
+            end: ConnectionError::Closed,
         }
     }
 }

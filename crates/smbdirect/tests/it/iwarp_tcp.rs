@@ -209,7 +209,7 @@ async fn two_ends_of_this_library_agree_on_everything() {
         let (mut one, mut other) = pair(initiator, responder).await;
         greet(&mut one, &mut other).await;
         assert_eq!(one.private_data, &b"welcome"[..]);
-        assert_eq!(one.remote_addr, other.local_addr);
+        assert_eq!(one.peer_addr, other.local_addr);
         let (here, there) = (one.limits, other.limits);
         if revision == 2 {
             // IRD 5 is rounded up to 8, and the depths of the two ends match.
@@ -454,7 +454,7 @@ async fn half_open_peers_stay_within_the_limit() {
         _ = incoming(&mut *listener) => panic!("two peers are half open"),
     }
     let second = incoming(&mut *listener).await;
-    assert_eq!(second.remote_addr, good.local_addr().unwrap());
+    assert_eq!(second.peer_addr, good.local_addr().unwrap());
     drop(second);
     let said = rest(&mut good).await;
     assert!(
@@ -1023,12 +1023,12 @@ async fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let connecting = provider.connect(request(SocketAddr::new(HERE.ip(), port)));
     let (one, other) = tokio::join!(connecting, async {
         let incoming = incoming(&mut *listener).await;
-        assert_eq!(incoming.remote_addr.ip(), HERE.ip());
+        assert_eq!(incoming.peer_addr.ip(), HERE.ip());
         (incoming.accept)(answer()).await.unwrap()
     });
     let one = one.unwrap();
-    assert_eq!(other.remote_addr, one.local_addr);
-    assert_eq!(other.local_addr, one.remote_addr);
+    assert_eq!(other.peer_addr, one.local_addr);
+    assert_eq!(other.local_addr, one.peer_addr);
 }
 
 /// Keeps the paused clock of a test from advancing automatically, for at most 20 s.

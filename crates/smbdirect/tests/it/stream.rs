@@ -13,8 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::{
-    Config, Connection, ConnectionError, Listener, Settings, engine::Initiator,
-    rdma::loopback::Loopback,
+    Config, Connection, ConnectionError, Listener, Settings, rdma::loopback::Loopback,
 };
 use smbdirect_test::within;
 use tokio::time::timeout;
@@ -104,7 +103,7 @@ async fn frames_before_the_close_arrive_and_close_the_connection() {
         assert!(message == vec![number; 5000]);
     }
     let end = within(server.recv()).await.unwrap_err();
-    assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+    assert_eq!(end, ConnectionError::Closed);
 }
 
 #[tokio::test]
@@ -179,7 +178,7 @@ async fn invalid_frame_closes_the_connection_after_the_frames_before_it() {
         let message = within(server.recv()).await.unwrap();
         assert_eq!(message.into_bytes(), "before it");
         let end = within(server.recv()).await.unwrap_err();
-        assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+        assert_eq!(end, ConnectionError::Closed);
         let read = blocking(move || stream.read_to_end(&mut Vec::new()));
         assert_eq!(read.await.unwrap(), 0);
     }
@@ -205,7 +204,7 @@ async fn frames_before_the_close_arrive_although_the_program_has_not_read_everyt
                 assert!(message == vec![number; 500_000]);
             }
             let end = within(server.recv()).await.unwrap_err();
-            assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+            assert_eq!(end, ConnectionError::Closed);
         };
         tokio::join!(program, peer);
     }
@@ -243,7 +242,7 @@ async fn frames_before_the_close_reach_a_peer_that_sends_all_the_time() {
             assert!(message == vec![number; 500_000]);
         }
         let end = within(server.recv()).await.unwrap_err();
-        assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+        assert_eq!(end, ConnectionError::Closed);
     };
     tokio::join!(writing, sending, receiving);
 }
@@ -269,7 +268,7 @@ fn frames_arrive_after_the_runtime_has_ended() {
                 assert!(message == vec![number; 5000]);
             }
             let end = within(server.recv()).await.unwrap_err();
-            assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+            assert_eq!(end, ConnectionError::Closed);
         });
         if let Some(mut program) = program {
             assert_eq!(program.read(&mut [0]).unwrap(), 0);

@@ -201,7 +201,7 @@ impl<C: EndpointContext> AddressShared<C> {
         };
         let address = Address { handle };
         let offer = Offer {
-            remote_addr: incoming.remote_addr(),
+            peer_addr: incoming.peer_addr(),
         };
         match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
             Ok(ConnectAnswer::Accept(endpoint)) => {
@@ -249,7 +249,7 @@ impl<C: EndpointContext> OfferTarget for AddressShared<C> {
             return Some(incoming);
         }
         //= TDI-CONN-06
-        while let Some(listen) = self.take_listen(incoming.remote_addr()) {
+        while let Some(listen) = self.take_listen(incoming.peer_addr()) {
             let Some(endpoint) = listen.endpoint.upgrade().map(Endpoint::from_shared) else {
                 continue;
             };

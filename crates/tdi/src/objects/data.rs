@@ -207,12 +207,12 @@ impl<C: EndpointContext> Endpoint<C> {
     ///
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): there is neither.
-    pub fn remote_addr(&self) -> Result<SocketAddr, Status> {
+    pub fn peer_addr(&self) -> Result<SocketAddr, Status> {
         let state = self.lock();
         match (&state.phase, &state.session) {
-            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_addr()),
+            (Phase::Offered(incoming, _), _) => Ok(incoming.peer_addr()),
             (Phase::Connected | Phase::Releasing, Some(session)) => {
-                Ok(session.connection.remote_addr())
+                Ok(session.connection.peer_addr())
             }
             _ => Err(Status::INVALID_CONNECTION),
         }

@@ -283,10 +283,7 @@ fn connect_status(error: &ConnectError) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use smbdirect::{
-        Violation,
-        engine::{Expired, Initiator},
-    };
+    use smbdirect::{Violation, engine::Expired};
 
     use super::*;
     use crate::objects::pair::Pair;
@@ -295,7 +292,7 @@ mod tests {
     fn each_error_of_an_acceptance_maps_to_a_status() {
         let error = |kind| ProviderError::new(kind, "a reason");
         let expired = ConnectionError::TimedOut(Expired::Negotiation);
-        let closed = ConnectionError::Closed(Initiator::Remote);
+        let closed = ConnectionError::Closed;
         for (error, status) in [
             (AcceptError::TimedOut, Status::IO_TIMEOUT),
             (AcceptError::Negotiation(expired), Status::IO_TIMEOUT),
@@ -390,10 +387,7 @@ mod tests {
                 Status::IO_TIMEOUT,
             ),
             (Violation::WithoutCredit.into(), Status::CONNECTION_ABORTED),
-            (
-                ConnectionError::Closed(Initiator::Remote),
-                Status::CONNECTION_REFUSED,
-            ),
+            (ConnectionError::Closed, Status::CONNECTION_REFUSED),
         ] {
             let error = ConnectError::Negotiation(error);
             assert_eq!(connect_status(&error), status, "{error}");

@@ -193,7 +193,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// The address of the peer.
-    pub remote_addr: SocketAddr,
+    pub peer_addr: SocketAddr,
 }
 
 /// The answer of [`Client::connect`] to an [`Offer`].

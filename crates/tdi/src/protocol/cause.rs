@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use smbdirect::{
-    ConnectionError, Violation,
-    engine::{Expired, Initiator},
-};
+use smbdirect::{ConnectionError, Violation, engine::Expired};
 
 use super::status::Status;
 
@@ -52,10 +49,8 @@ impl Cause {
 impl From<ConnectionError> for Cause {
     fn from(error: ConnectionError) -> Self {
         match error {
-            ConnectionError::Closed(Initiator::Local) | ConnectionError::Aborted => {
-                Self::LocalDisconnect
-            }
-            ConnectionError::Closed(Initiator::Remote) => Self::RemoteDisconnect,
+            ConnectionError::ClosedHere | ConnectionError::Aborted => Self::LocalDisconnect,
+            ConnectionError::Closed => Self::RemoteDisconnect,
             ConnectionError::Violation(violation) => Self::ProtocolViolation(violation),
             ConnectionError::TimedOut(Expired::SendCreditGrant) => Self::CreditTimeout,
             ConnectionError::TimedOut(_) => Self::IdleTimeout,
@@ -92,7 +87,7 @@ mod tests {
         let lost = ConnectionError::RefusedPeer(smbdirect::wire::Status::NOT_SUPPORTED);
         for (error, cause, status) in [
             (
-                ConnectionError::Closed(Initiator::Remote),
+                ConnectionError::Closed,
                 Cause::RemoteDisconnect,
                 Status::REMOTE_DISCONNECT,
             ),

@@ -240,7 +240,7 @@ impl VerbsQueuePair {
     pub(super) fn connected(
         self,
         local_addr: SocketAddr,
-        remote_addr: SocketAddr,
+        peer_addr: SocketAddr,
         private_data: Bytes,
     ) -> Connected {
         Connected {
@@ -249,7 +249,7 @@ impl VerbsQueuePair {
             // [`VerbsConfig::busy_poll`] sets how long each poll looks for completions.
             poll_window: Duration::ZERO,
             queue_pair: Box::new(self),
-            remote_addr,
+            peer_addr,
             local_addr,
             private_data,
         }

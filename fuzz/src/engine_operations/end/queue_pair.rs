@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::{BufMut, Bytes};
 use smbdirect::{
     ConnectionError,
-    engine::{Initiator, MessageId},
+    engine::MessageId,
     rdma::work::{Completion, Disconnect, Inline, RemoteAddress, Room, Token, WorkRequest},
     wire::{DataTransfer, NegotiateRequest, NegotiateResponse, Status},
 };
@@ -403,8 +403,8 @@ impl End {
             }
         }
         let reason = match how.clone() {
-            Disconnect::Local => ConnectionError::Closed(Initiator::Local),
-            Disconnect::Remote => ConnectionError::Closed(Initiator::Remote),
+            Disconnect::Local => ConnectionError::ClosedHere,
+            Disconnect::Remote => ConnectionError::Closed,
             Disconnect::Broken(error) => ConnectionError::Provider(error),
         };
         let first = self.engine.error().cloned().unwrap_or(reason);

@@ -113,7 +113,7 @@ async fn answers(mut server: End, number: u64) {
                 read_answer(id, &data, 0)
             }
             (READ, _) => {
-                drop(server.connection().write(&memory, 0, data.into()));
+                drop(server.connection().write(&memory, 0, data));
                 read_answer(id, &[], length)
             }
             (_, 0) => {

@@ -43,7 +43,7 @@ async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
     client.send(&read(1, 0, 8 << 20, 0, &[])).await;
     let (_, memory) = described(&server.receive().await.unwrap());
     let data = noise(8 * MIB, 1);
-    drop(server.connection().write(&memory, 0, data.clone().into()));
+    drop(server.connection().write(&memory, 0, data.clone()));
     server.send(&read_answer(1, &[], 8 << 20)).await;
     assert!(client.receive().await == Some(read_answer(1, &data, 0)));
 }
@@ -104,7 +104,7 @@ async fn a_client_that_sends_no_more_gets_the_answers_that_wait_for_memory() {
     let data = noise(8 * MIB, 1);
     for id in 0..READS {
         let (_, memory) = described(&server.receive().await.unwrap());
-        drop(server.connection().write(&memory, 0, data.clone().into()));
+        drop(server.connection().write(&memory, 0, data.clone()));
         server.send(&read_answer(id, &[], 8 << 20)).await;
         assert!(client.receive().await == Some(read_answer(id, &data, 0)));
     }

@@ -124,7 +124,7 @@ async fn ten_thousand_reads_wait_for_a_server_that_answers_late() {
                 let answer = match &*server {
                     End::SmbDirect(connection) => {
                         let (_, memory) = described(request);
-                        drop(connection.write(&memory, 0, data.clone().into()));
+                        drop(connection.write(&memory, 0, data.clone()));
                         placed(id, data.len())
                     }
                     End::Tcp(_) => read_answer(id, &data, 0),
@@ -325,7 +325,7 @@ async fn reads_and_writes(client: &mut End, server: &mut End, id: u64) {
     let answer = match &*server {
         End::SmbDirect(connection) => {
             let (_, memory) = described(&asked.unwrap());
-            drop(connection.write(&memory, 0, data.clone().into()));
+            drop(connection.write(&memory, 0, data.clone()));
             placed(id, SIZE as usize)
         }
         End::Tcp(_) => read_answer(id, &data, 0),

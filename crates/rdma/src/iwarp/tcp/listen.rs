@@ -105,7 +105,7 @@ async fn read_request(
     let Ok(socket) = Socket::new(stream, &config) else {
         return;
     };
-    let remote_addr = socket.remote;
+    let peer_addr = socket.remote;
     Span::current().record("local", field::display(socket.local));
     //= MPA-30
     let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
@@ -140,7 +140,7 @@ async fn read_request(
         drain_permits,
     };
     let request = IncomingRequest {
-        remote_addr,
+        peer_addr,
         private_data,
         knows_read_depths,
         accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),

@@ -126,7 +126,7 @@ impl IwarpQueuePair {
         receive: WorkRequest,
         private_data: Bytes,
     ) -> Connected {
-        let (local_addr, remote_addr) = (socket.local, socket.remote);
+        let (local_addr, peer_addr) = (socket.local, socket.remote);
         //= MPA-35
         let tuning = &config.tuning;
         let may_require_alignment = agreement.crc && !agreement.peer_is_smbdirect;
@@ -156,7 +156,7 @@ impl IwarpQueuePair {
         });
         machine.post(receive);
         debug!(
-            %local_addr, %remote_addr, crc = agreement.crc, ird = agreement.ird,
+            %local_addr, %peer_addr, crc = agreement.crc, ird = agreement.ird,
             ord = agreement.ord, "iWARP connection"
         );
         let queue_pair = Self {
@@ -190,7 +190,7 @@ impl IwarpQueuePair {
             is_zero_copy: false,
             poll_window: tuning.poll_window,
             queue_pair: Box::new(queue_pair),
-            remote_addr,
+            peer_addr,
             local_addr,
             private_data,
         }

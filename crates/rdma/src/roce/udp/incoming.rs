@@ -25,7 +25,7 @@ pub(super) fn incoming(
 ) -> IncomingRequest {
     let path = request.path;
     IncomingRequest {
-        remote_addr: path.remote,
+        peer_addr: path.remote,
         private_data: request.private_data,
         knows_read_depths: true,
         accept: Box::new(move |request| Box::pin(accept(owned, path, port, config, request))),

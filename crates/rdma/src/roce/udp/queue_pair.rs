@@ -99,7 +99,7 @@ impl RoceQueuePair {
             limits: limits.expect("an established connection has a queue pair"),
             is_zero_copy: false,
             poll_window: config.poll_window,
-            remote_addr: remote,
+            peer_addr: remote,
             local_addr: local,
             private_data,
         }

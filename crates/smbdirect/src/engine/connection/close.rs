@@ -7,11 +7,7 @@ use bytes::BytesMut;
 
 use super::{Connection, Kind, Role};
 use crate::{
-    engine::{
-        error::{ConnectionError, Initiator},
-        event::Event,
-        stalls::Stalls,
-    },
+    engine::{error::ConnectionError, event::Event, stalls::Stalls},
     rdma::work::{Disconnect, Teardown, WorkId},
 };
 
@@ -24,7 +20,7 @@ impl Connection {
         self.touch();
         match self.role {
             Role::Established(_) => self.closing = true,
-            _ => self.end(ConnectionError::Closed(Initiator::Local)),
+            _ => self.end(ConnectionError::ClosedHere),
         }
         self.end_if_drained();
     }
@@ -50,8 +46,8 @@ impl Connection {
         }
         //= SMBD-3.1.7.1-01
         self.end(match how {
-            Disconnect::Local => ConnectionError::Closed(Initiator::Local),
-            Disconnect::Remote => ConnectionError::Closed(Initiator::Remote),
+            Disconnect::Local => ConnectionError::ClosedHere,
+            Disconnect::Remote => ConnectionError::Closed,
             Disconnect::Broken(error) => ConnectionError::Provider(error),
         });
     }
@@ -83,7 +79,7 @@ impl Connection {
             && self.in_flight.is_empty()
             && self.transfers.is_idle()
         {
-            self.end(ConnectionError::Closed(Initiator::Local));
+            self.end(ConnectionError::ClosedHere);
         }
     }
 
@@ -107,9 +103,11 @@ impl Connection {
     /// was sent, unless it also owes the data of Reads: their buffers would be held until the disconnect gives up.
     pub fn teardown(&self) -> Teardown {
         match self.error() {
-            Some(ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_)) => {
-                Teardown::Graceful
-            }
+            Some(
+                ConnectionError::Closed
+                | ConnectionError::ClosedHere
+                | ConnectionError::RefusedPeer(_),
+            ) => Teardown::Graceful,
             Some(ConnectionError::TimedOut(_)) if !self.transfers.has_reads() => Teardown::Graceful,
             _ => Teardown::Abort,
         }
@@ -117,8 +115,6 @@ impl Connection {
 
     /// Returns the error for a command that a closing or ended connection refuses.
     pub(super) fn unusable(&self) -> ConnectionError {
-        self.error()
-            .cloned()
-            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+        self.error().cloned().unwrap_or(ConnectionError::ClosedHere)
     }
 }

@@ -23,7 +23,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 use super::{Connection, Kind, Role};
 use crate::{
     engine::{
-        Config, ConnectionError, Event, Initiator, MessageId, Policy, Revision, Settings,
+        Config, ConnectionError, Event, MessageId, Policy, Revision, Settings,
         keepalive_requested::KeepaliveRequested, timer::Timer, transfer_queue::TransferQueue,
     },
     rdma::work::{

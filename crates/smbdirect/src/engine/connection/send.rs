@@ -53,7 +53,7 @@ impl Connection {
         //= SMBD-3.1.4.2-02
         //= SMBD-3.1.5.4-02
         if message.len() as u64 > u64::from(max) {
-            return Err(SendError::TooLarge {
+            return Err(SendError::TooLong {
                 length: message.len(),
                 max,
             });

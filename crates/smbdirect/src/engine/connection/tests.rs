@@ -10,8 +10,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::{Connection, negotiation::FIRST_GRANT_DELAY};
 use crate::{
     engine::{
-        Config, ConnectionError, Credits, Event, Expired, Initiator, Message, MessageId, Policy,
-        Revision, SendError, Settings, Statistics, TransferFault, TransferId, Violation,
+        Config, ConnectionError, Credits, Event, Expired, Message, MessageId, Policy, Revision,
+        SendError, Settings, Statistics, TransferFault, TransferId, Violation,
     },
     rdma::work::{
         Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, RemoteAddress,

@@ -1,10 +1,12 @@
 //! Making and refusing connections.
 
-use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::poll_fn, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
 use smbdirect::{
-    Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener, Settings,
+    Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener, Message,
+    SendError, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
@@ -19,7 +21,8 @@ use tokio::time::timeout;
 use super::{Pair, pair};
 
 over_every_provider! {
-    connect_returns_what_failed addresses_are_tried_in_turn a_listener_takes_new_settings
+    connect_returns_what_failed addresses_are_tried_in_turn a_listener_takes_new_settings a_listener_is_a_stream
+    every_call_converts_to_an_io_error each_connection_has_a_number
     each_peer_is_refused_or_accepted_with_settings
     the_acceptor_may_speak_first
     an_address_is_free_when_its_listener_is_dropped
@@ -33,7 +36,7 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
     for refuses in [true, false] {
         let deciding = async {
             let incoming = listener.accept().await.unwrap();
-            assert!(incoming.remote_addr().ip().is_loopback());
+            assert!(incoming.peer_addr().ip().is_loopback());
             if refuses {
                 incoming.refuse();
             } else {
@@ -216,7 +219,7 @@ async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
         let of_name = Connection::connect(&*provider, named, Config::default()).await;
         let port = address.port();
         let of_pair = Connection::connect(&*provider, ("127.0.0.1", port), Config::default()).await;
-        [of_slice, of_name, of_pair].map(|connected| connected.unwrap().remote_addr())
+        [of_slice, of_name, of_pair].map(|connected| connected.unwrap().peer_addr())
     };
     let accepting = async {
         for _ in 0..3 {
@@ -229,7 +232,6 @@ async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
     let none: &[SocketAddr] = &[];
     let failures = [
         Connection::connect(&*provider, none, Config::default()).await,
-        Connection::connect(&*provider, "no port", Config::default()).await,
         Connection::connect(&*provider, "a.invalid:5445", Config::default()).await,
     ];
     for failed in failures {
@@ -243,6 +245,64 @@ async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
         panic!("{failed:?}");
     };
     assert_eq!(error.kind, ProviderErrorKind::Refused, "{error}");
+}
+
+async fn a_listener_is_a_stream(provider: Arc<dyn Provider>) {
+    let mut listener = Listener::bind(&*provider, "127.0.0.1:0", Config::default())
+        .await
+        .unwrap();
+    let connecting = Connection::connect(&*provider, listener.local_addr(), Config::default());
+    let next = poll_fn(|context| Pin::new(&mut listener).poll_next(context));
+    let (client, server) = within(async { tokio::join!(connecting, next) }).await;
+    let (client, server) = (client.unwrap(), server.unwrap().unwrap());
+    assert_eq!(client.local_addr(), server.peer_addr());
+}
+
+/// A program with one type of error uses `?` on every call.
+async fn every_call_converts_to_an_io_error(provider: Arc<dyn Provider>) {
+    async fn program(provider: &dyn Provider) -> io::Result<()> {
+        let mut listener = Listener::bind(provider, "127.0.0.1:0", Config::default()).await?;
+        let at = listener.local_addr();
+        let client = Connection::connect(provider, at, Config::default()).await?;
+        let server = listener.accept().await?;
+        client.send(String::from("a string"))?.await?;
+        client.send([1, 2, 3])?.await?;
+        client.send(b"array")?.await?;
+        client.try_send(vec![4])?.await?;
+        for expected in [&b"a string"[..], &[1, 2, 3], b"array", &[4]] {
+            assert_eq!(server.recv().await?.into_bytes(), expected);
+        }
+        let region = client.register(BytesMut::zeroed(8), Access::REMOTE_WRITE)?;
+        let to = [region.descriptor()];
+        server.write(&to, 0, vec![1; 4]).await?;
+        server.write(&to, 4, "text").await?;
+        server.send("written")?.await?;
+        client.recv().await?;
+        assert_eq!(region.deregister().await?, &b"\x01\x01\x01\x01text"[..]);
+        client.close().await?;
+        server.close().await?;
+        Ok(())
+    }
+    within(program(&*provider)).await.unwrap();
+    // A function that sends and receives can return one error of this library, too.
+    async fn ask(connection: &Connection) -> Result<Message, SendError> {
+        connection.send("question")?.await?;
+        Ok(connection.recv().await?)
+    }
+    let Pair { client, server, .. } = pair(provider).await;
+    server.abort();
+    let error = io::Error::from(within(ask(&client)).await.unwrap_err());
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}");
+}
+
+async fn each_connection_has_a_number(provider: Arc<dyn Provider>) {
+    let one = pair(provider.clone()).await;
+    let other = pair(provider).await;
+    let numbers = [&one.client, &one.server, &other.client, &other.server].map(Connection::id);
+    for (at, number) in numbers.iter().enumerate() {
+        assert!(!numbers[..at].contains(number), "{numbers:?}");
+    }
+    assert_eq!(one.client.clone().id(), one.client.id());
 }
 
 /// New settings are those of the peers that connect from now on.

@@ -17,7 +17,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use smbdirect::{
     Access, BufferDescriptorV1, Config, ConnectionError, Settings,
-    engine::{Connection, Event, Initiator, MessageId, TransferId},
+    engine::{Connection, Event, MessageId, TransferId},
     rdma::{
         memory::MemoryTable,
         work::{
@@ -386,11 +386,11 @@ fn places(
 
 /// Returns the error of both ends for a connection closed by `who`.
 pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
-    ConnectionError::Closed(if who == seen_from {
-        Initiator::Local
+    if who == seen_from {
+        ConnectionError::ClosedHere
     } else {
-        Initiator::Remote
-    })
+        ConnectionError::Closed
+    }
 }
 
 /// Returns settings that differ from those of Windows only in the credits.

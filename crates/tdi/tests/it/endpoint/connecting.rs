@@ -42,7 +42,7 @@ async fn listen_accepts_a_peer(provider: Arc<dyn Provider>) {
     within(listen).await.unwrap();
     for endpoint in [&ends.here, &ends.there] {
         assert_eq!(endpoint.state(), EndpointState::Connected);
-        assert!(endpoint.remote_addr().unwrap().ip().is_loopback());
+        assert!(endpoint.peer_addr().unwrap().ip().is_loopback());
     }
     let done = within(ends.here.send("hello", SendFlags::empty())).await;
     assert_eq!((done.status, done.information), (Status::SUCCESS, 5));
@@ -63,7 +63,7 @@ async fn offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
         let connect = ends.here.connect(ends.remote.local_addr(), None);
         within(offer).await.unwrap();
         assert_eq!(ends.there.state(), EndpointState::Offered);
-        assert!(ends.there.remote_addr().unwrap().ip().is_loopback());
+        assert!(ends.there.peer_addr().unwrap().ip().is_loopback());
         within(ends.there.disconnect(reject_by, None))
             .await
             .unwrap();
@@ -277,7 +277,7 @@ async fn requests_in_a_wrong_state_return_its_status(provider: Arc<dyn Provider>
         assert_eq!(endpoint.resume(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.max_tsdu(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.query_connection(), Err(Status::INVALID_CONNECTION));
-        assert_eq!(endpoint.remote_addr(), Err(Status::INVALID_CONNECTION));
+        assert_eq!(endpoint.peer_addr(), Err(Status::INVALID_CONNECTION));
         assert!(matches!(
             endpoint.connection(),
             Err(Status::INVALID_CONNECTION)

@@ -272,7 +272,7 @@ impl Recorder {
 impl Client for Recorder {
     fn connect(&self, address: &Address, offer: &Offer) -> ConnectAnswer {
         assert!(address.local_addr().ip().is_loopback());
-        assert!(offer.remote_addr.ip().is_loopback());
+        assert!(offer.peer_addr.ip().is_loopback());
         self.tell("connect".into());
         let answer = self.accepting.lock().unwrap().take();
         answer.unwrap_or(ConnectAnswer::Refuse)

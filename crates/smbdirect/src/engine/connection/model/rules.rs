@@ -150,7 +150,7 @@ impl State {
     /// prevented its remaining work.
     fn closed_in_order(&self, who: usize) -> bool {
         let error = self.ends[who].engine.error();
-        let is_closed = matches!(error, Some(ConnectionError::Closed(Initiator::Local)));
+        let is_closed = matches!(error, Some(ConnectionError::ClosedHere));
         is_closed && !self.cut && self.timers == self.scene.timers
     }
 

@@ -271,7 +271,9 @@ impl State {
                 }
                 let has_reason = match &error {
                     ConnectionError::TimedOut(_) => self.timers < self.scene.timers,
-                    ConnectionError::Closed(_) => self.closes < self.scene.closes,
+                    ConnectionError::Closed | ConnectionError::ClosedHere => {
+                        self.closes < self.scene.closes
+                    }
                     _ => false,
                 };
                 // The other end sees an expired timer or a broken network as a broken connection.
@@ -282,7 +284,9 @@ impl State {
                 }
                 let in_good_order = matches!(
                     error,
-                    ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_)
+                    ConnectionError::Closed
+                        | ConnectionError::ClosedHere
+                        | ConnectionError::RefusedPeer(_)
                 );
                 if !self.ends[who].over {
                     self.end_of(who, in_good_order, true);

@@ -78,7 +78,7 @@ fn a_connection_that_ends_in_good_order_is_disconnected_gracefully() {
 }
 
 fn closed() -> ConnectionError {
-    ConnectionError::Closed(Initiator::Local)
+    ConnectionError::ClosedHere
 }
 
 #[test]
@@ -165,10 +165,7 @@ fn each_disconnect_maps_to_an_error() {
     let broken = ProviderError::new(ProviderErrorKind::Reset, "gone");
     for (how, error) in [
         (Disconnect::Local, closed()),
-        (
-            Disconnect::Remote,
-            ConnectionError::Closed(Initiator::Remote),
-        ),
+        (Disconnect::Remote, ConnectionError::Closed),
         (Disconnect::Broken(broken.clone()), broken.into()),
     ] {
         let mut bench = Bench::settled(credits(10, 10), 10, 10);

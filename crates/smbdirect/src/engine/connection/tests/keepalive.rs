@@ -155,7 +155,7 @@ fn a_message_received_before_the_keepalive_is_sent_answers_it() {
 fn no_keepalive_is_sent_after_the_end() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
     bench.disconnect(Disconnect::Remote);
-    bench.ended(ConnectionError::Closed(Initiator::Remote));
+    bench.ended(ConnectionError::Closed);
     bench.engine.prompt_keepalive(bench.now);
     bench.engine.prompt();
     assert_eq!(bench.due(), None);

@@ -67,7 +67,7 @@ fn a_connection_closed_right_after_its_acceptance_reports_negotiated_first() {
     let mut bench = Bench::proposing(credits(10, 6));
     bench.hear_bytes(encoded(|out| response(10, 4).encode(out)));
     bench.complete(Completion::Disconnected(Disconnect::Remote));
-    let closed = ConnectionError::Closed(Initiator::Remote);
+    let closed = ConnectionError::Closed;
     let story = ["negotiated".into(), format!("closed: {closed}")];
     assert_eq!(bench.story(), story);
     assert_eq!(bench.engine.error(), Some(&closed));
@@ -303,7 +303,7 @@ fn a_truncated_negotiate_message_is_not_answered() {
 
 #[test]
 fn close_during_the_negotiation_is_immediate() {
-    let closed = || ConnectionError::Closed(Initiator::Local);
+    let closed = || ConnectionError::ClosedHere;
     let mut bench = Bench::new(credits(10, 10), Connection::active);
     bench.engine.close();
     bench.ended(closed());

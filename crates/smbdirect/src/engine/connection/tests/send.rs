@@ -167,7 +167,7 @@ fn the_longest_message_is_accepted_and_one_byte_more_is_refused() {
     let too_large = vec![0; 131_073].into();
     let refused = bench.engine.send(MessageId(1), too_large, None);
     let (length, max) = (131_073, 131_072);
-    assert_eq!(refused, Err(SendError::TooLarge { length, max }));
+    assert_eq!(refused, Err(SendError::TooLong { length, max }));
     assert_eq!(bench.work(), []);
     bench.send(2, 131_072);
     assert_eq!(bench.sent().len(), 131_072_usize.div_ceil(1000));

@@ -155,7 +155,7 @@ fn a_closing_connection_refuses_transfers() {
     let mut bench = bench();
     bench.send(1, 1);
     bench.engine.close();
-    let closed = || TransferFault::from(ConnectionError::Closed(Initiator::Local));
+    let closed = || TransferFault::from(ConnectionError::ClosedHere);
     let data = Bytes::from_static(&[1]);
     let refused = bench.engine.write(TransferId(2), &descriptors(10), 0, data);
     assert_eq!(refused, Err(closed()));

@@ -238,7 +238,7 @@ impl Pair {
     fn closed(&mut self, who: Who, error: ConnectionError) {
         let graceful = matches!(
             error,
-            ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_)
+            ConnectionError::Closed | ConnectionError::ClosedHere | ConnectionError::RefusedPeer(_)
         );
         assert!(self.end(who).closed.is_none(), "closed twice");
         self.tell(who, "closes:", &error);
