@@ -75,7 +75,7 @@ fn serve(mut socket: TcpStream) -> Result<()> {
     assert_eq!(end.receive()?, "a request");
     end.send("a reply")?;
     match end.receive() {
-        Err(ConnectionError::Closed(_)) => Ok(()),
+        Err(ConnectionError::Closed | ConnectionError::ClosedHere) => Ok(()),
         other => Err(format!("the client did not close: {other:?}").into()),
     }
 }
@@ -172,7 +172,7 @@ impl End {
     fn close(mut self) -> Result<()> {
         self.engine.close();
         match self.receive() {
-            Err(ConnectionError::Closed(_)) => {}
+            Err(ConnectionError::Closed | ConnectionError::ClosedHere) => {}
             other => return Err(format!("the connection did not close: {other:?}").into()),
         }
         self.stream.close();
