@@ -52,15 +52,15 @@ pub enum Refusal {
     BeyondDescriptors {
         /// READ or WRITE.
         command: Command,
-        /// Bytes to move.
+        /// Number of bytes to move.
         length: u32,
-        /// Bytes that the descriptors hold.
+        /// Number of bytes that the descriptors hold.
         described: u64,
     },
     /// A WRITE has a channel and also data in the message.
     #[error("a WRITE with a channel and with {length} bytes in the message")]
     DataAndChannel {
-        /// Bytes in the message.
+        /// Number of data bytes in the message.
         length: usize,
     },
     /// A WRITE with its data is longer than a message to the server can be.
@@ -68,9 +68,9 @@ pub enum Refusal {
         "a WRITE that takes a message of {length} bytes, a message over TCP has at most {most}"
     )]
     TooLong {
-        /// Bytes of the message that the server would get.
+        /// Length in bytes of the message that the server would receive.
         length: u64,
-        /// Most bytes of a message.
+        /// Length in bytes of the longest message.
         most: u32,
     },
     /// A compound has more requests with a channel, or more descriptors, than can be recorded.
@@ -150,9 +150,9 @@ pub enum ServerFault {
     /// The answer to a READ has more data than the client asked for.
     #[error("{length} bytes of data for a READ of {requested}")]
     TooMuch {
-        /// Bytes that the server sent.
+        /// Number of bytes that the server sent.
         length: u64,
-        /// Bytes that the client asked for.
+        /// Number of bytes that the client asked for.
         requested: u32,
     },
     /// The answer to a READ has data in the message although data also moved by RDMA.

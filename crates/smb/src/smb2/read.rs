@@ -18,7 +18,7 @@ pub struct ReadRequest {
     pub padding: u8,
     /// Flags.
     pub flags: u8,
-    /// Bytes to read.
+    /// Length: the number of bytes to read.
     pub length: u32,
     /// Offset in the file.
     pub offset: u64,
@@ -54,7 +54,8 @@ impl ReadRequest {
     /// Decodes the body of an element. Descriptors are decoded only if there is a channel.
     ///
     /// # Errors
-    /// The element is too short or has another StructureSize, or its descriptors are not inside it.
+    /// Returns an error if the element is too short or has another StructureSize, or if its descriptors are not
+    /// inside it.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, element, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let mut request = Self {
@@ -124,7 +125,8 @@ impl ReadResponse {
     /// be missing.
     ///
     /// # Errors
-    /// `head` is too short or has another StructureSize, or the data is not inside the element.
+    /// Returns an error if `head` is too short or has another StructureSize, or if the data is not inside the
+    /// element.
     pub fn decode(head: &[u8], length: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, head, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let data_offset = u32::from(reader.u8());
@@ -163,7 +165,7 @@ impl ReadResponse {
     /// Returns the data of a response. `element` is the complete element.
     ///
     /// # Errors
-    /// The element is shorter than the `length` given to [`decode`](Self::decode).
+    /// Returns an error if the element is shorter than the `length` given to [`decode`](Self::decode).
     pub fn data<'a>(&self, element: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let length = self.data.len() as u32;
         buffer("the data", element, self.data.start as u32, length)
@@ -298,7 +300,7 @@ mod tests {
         let response = ReadResponse::decode(&element, element.len()).unwrap();
         assert_eq!(response, expected);
         assert_eq!(response.data(&element), Ok(&b"abc"[..]));
-        // The data need not be there to be found.
+        // The range of the data is found even if the data is missing.
         assert_eq!(ReadResponse::decode(&element[..80], 83), Ok(expected));
         assert!(response.data(&element[..82]).is_err());
     }

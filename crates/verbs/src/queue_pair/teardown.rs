@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::ffi::{Functions, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 
-    /// Calls of `rdma_disconnect`. Only one test uses it.
+    /// Number of calls of `rdma_disconnect`. Only one test uses this counter.
     static DISCONNECTS: AtomicUsize = AtomicUsize::new(0);
 
     /// Reads an event from the descriptor of the channel, on which the fake connection manager

@@ -1,4 +1,4 @@
-//! Answers of the server, with faults among them.
+//! Tests with answers of the server, including faulty ones.
 
 use super::*;
 
