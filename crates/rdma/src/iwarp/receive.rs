@@ -80,9 +80,9 @@ struct Placing {
     header: Tagged,
     opcode: Opcode,
     ulpdu_length: u16,
-    /// The payload bytes that are in place.
+    /// The number of payload bytes that are in place.
     placed: u32,
-    /// The payload bytes in total.
+    /// The number of payload bytes in total.
     length: u32,
     digest: Crc32c,
 }
