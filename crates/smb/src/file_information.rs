@@ -1,8 +1,9 @@
 //! Structures of [MS-FSCC] 2.4 that SMB2 messages carry: entries of directories, and changes of files.
 
-/// Number of FileRenameInformation.
+/// The FileInformationClass of FileRenameInformation.
 pub const RENAME: u8 = 10;
-/// Number of FileDispositionInformation, one byte: whether the file is deleted when it is closed.
+/// The FileInformationClass of FileDispositionInformation, which is one byte: whether the file is deleted when it
+/// is closed.
 pub const DISPOSITION: u8 = 13;
 
 /// Returns a FileRenameInformation (2.4.42.2) with the new name, which is relative to the share. If `replace` is

@@ -89,8 +89,8 @@ mod tests {
         assert_eq!(found[0].link_speed, 1_000_000_000);
         assert!(found[0].is_rdma_capable() && !found[1].is_rdma_capable());
         assert_eq!(found[1].address.to_string(), "fe80::");
-        // The lists end, point beyond their end or into an entry, are truncated, or have an address of another
-        // family.
+        // Lists that end after the entry, point beyond their end or into the entry, are truncated, have an
+        // address of another family, or are empty.
         let number = |bytes: &[u8]| NetworkInterface::decode_all(bytes).len();
         assert_eq!(number(&entry(0, 2, &v4)), 1);
         assert_eq!(number(&entry(u32::MAX, 2, &v4)), 1);

@@ -4,9 +4,9 @@
 //! asynchronous events. The subscriber that is woken reads the queue for all subscribers, and wakes those that an
 //! event concerns. Events of queue pairs that the program created outside this package are dropped.
 //!
-//! librdmacm also keeps the device open after the last connection. To remove a device, the kernel waits until it
-//! is closed, unless the driver supports the removal of an open device, which those of rxe and siw do not. The
-//! kernel waits before it informs the connection manager, so no event reports the removal. The kernel's first
+//! librdmacm also keeps the device open after the last connection. Before the kernel removes a device, it waits
+//! until the device is closed, unless the driver can remove an open device, which those of rxe and siw cannot.
+//! The kernel waits before it informs the connection manager, so no event reports the removal. The kernel's first
 //! step is to delete the device's node, so the node is watched: when it is deleted, all connections on the device
 //! end, and after the last of them the library's file descriptors of the device are closed.
 

@@ -3,7 +3,7 @@
 //!
 //! The ledger trusts a completion only if it matches posted work:
 //!
-//! - The completion of a Receive has to name the oldest Receive, and no more bytes than it has room
+//! - The completion of a Receive has to name the oldest Receive, and no more bytes than that Receive has room
 //!   for.
 //! - The completion of a Send, Read or Write also completes the unsignaled requests that were posted
 //!   before it. It does not complete earlier signaled requests: Linux' software iWARP may complete a

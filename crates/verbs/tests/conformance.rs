@@ -78,7 +78,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
     let private_data = match (over_iwarp, adapter) {
         (true, _) => 200,
         (false, Adapter::Both) => 56,
-        // Software RoCE needs eight of the bytes.
+        // Software RoCE needs eight of the 56 bytes.
         (false, _) => 48,
     };
     let mut capabilities = Capabilities::default();

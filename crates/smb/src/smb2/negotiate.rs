@@ -35,7 +35,7 @@ impl NegotiateContext {
     /// Length in bytes of the fields before Data.
     pub const HEADER_LENGTH: usize = 8;
 
-    /// Decodes `count` contexts from `offset` of an element on.
+    /// Decodes `count` contexts, the first of which is at `offset` of an element.
     fn decode_all(element: &[u8], offset: u32, count: u16) -> Result<Vec<Self>, Malformed> {
         let field = "NegotiateContextList";
         buffer(field, element, offset, 0)?;

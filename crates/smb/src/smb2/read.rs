@@ -235,7 +235,7 @@ mod tests {
             ..request()
         };
         assert_eq!(ReadRequest::decode(&element(&body)), Ok(request.clone()));
-        // The byte may be missing, and fields without a meaning may have any value.
+        // The byte of the Buffer may be missing, and fields without a meaning may have any value.
         assert_eq!(
             ReadRequest::decode(&element(&body[..48])),
             Ok(request.clone())

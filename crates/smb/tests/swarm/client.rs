@@ -14,7 +14,7 @@ use crate::{
 
 /// Longest READ or WRITE.
 const LONGEST: usize = 3000;
-/// Bytes of a file that are read and written.
+/// Number of bytes of a file that are read and written.
 pub(crate) const FILE: u64 = 8000;
 /// Number of files.
 pub(crate) const FILES: u8 = 3;
