@@ -156,8 +156,8 @@ pub trait QueuePair: Send + fmt::Debug {
     /// Queues `work`. Nothing is sent before [`flush`](Self::flush), and the peer may be unable to use a receive
     /// before then.
     ///
-    /// On a connection that has ended, the request completes as flushed. After [`Completion::Disconnected`] was
-    /// returned, the request is dropped.
+    /// On a connection that has ended, the request completes as flushed. After
+    /// [`Completion::Disconnected`] was returned, it is dropped.
     ///
     /// # Panics
     /// May panic if there is no [`room`](Self::room) for the work.
@@ -188,7 +188,7 @@ pub trait QueuePair: Send + fmt::Debug {
         true
     }
 
-    /// Returns how many bytes this connection has moved and keeps in use. A provider that does not count them
+    /// Returns the bytes that this connection has moved and keeps in use. A provider that does not count them
     /// returns zeros, as this default implementation does.
     fn usage(&self) -> Usage {
         Usage::default()
@@ -212,8 +212,8 @@ pub trait QueuePair: Send + fmt::Debug {
     fn register(&mut self, buffer: BytesMut, access: Access)
     -> Result<Registration, RegisterError>;
 
-    /// Ends a registration and returns the buffer. From this call on, the peer can neither read nor write the
-    /// buffer. This also works on connections that have ended.
+    /// Ends a registration and returns the buffer. From this call on, the peer can neither read nor
+    /// write it. This works on connections that have ended, too.
     ///
     /// # Errors
     /// Returns [`DeregisterError::InUse`] while queued work still reads from the buffer. Call again
@@ -221,14 +221,14 @@ pub trait QueuePair: Send + fmt::Debug {
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
 }
 
-/// The numbers of bytes that a connection has moved and keeps in use.
+/// Bytes that a connection has moved and keeps in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Number of bytes sent so far: payloads with the headers and checksums of RDMA, without the headers of TCP,
-    /// UDP and IP, and including retransmitted bytes. For two ends in one process, the headers of SMB Direct and
-    /// the payloads.
+    /// Bytes sent so far: payloads with the headers and checksums of RDMA, without the headers of TCP, UDP and
+    /// IP, and including retransmitted bytes. For two ends in one process, the headers of SMB Direct and the
+    /// payloads.
     pub sent: u64,
-    /// Number of bytes received so far, counted in the same way.
+    /// Bytes received so far, counted in the same way.
     pub received: u64,
     /// About how many bytes of memory are in use because received messages have readers: the whole buffers of
     /// which the messages are a part, whether the owner or a later receiver of the bytes holds them. The owner

@@ -33,8 +33,7 @@ use crate::{
 use checks::{channel, check_length, check_unique, invalidated_token, malformed};
 use compound::{join_elements, set_next_command, single_message};
 
-/// Maximum number of unanswered requests with a channel. The number is the default of `smb2 max credits` of
-/// Samba.
+/// Maximum number of unanswered requests with a channel. This is the default of `smb2 max credits` of Samba.
 const MAX_PENDING: usize = 8192;
 /// Maximum number of descriptors of all unanswered requests, which take 1 MiB of memory.
 const MAX_DESCRIPTORS: usize = 65_536;
@@ -200,9 +199,9 @@ impl ClientChannel {
     /// Translates a request of the client.
     ///
     /// # Errors
-    /// Returns an error if the request must not be forwarded. The caller must then end the connection.
+    /// The request must not be forwarded, and the caller must end the connection.
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
-        // A message can consist of several slices. They are joined only if the first is too short to decode.
+        // A message can consist of several slices. Joins them only if the first is too short to decode.
         let seen = message.chunk().len();
         let message = if seen < message.len() && seen < ReadRequest::FIXED {
             message.into_bytes().into()
@@ -276,7 +275,7 @@ impl ClientChannel {
         self.check_message_id(&element.header)
     }
 
-    /// Translates a READ or WRITE with a channel. `padding` is 1 if another element follows, and otherwise 0.
+    /// Translates a READ or WRITE with a channel. `padding` is not 0 if another element follows.
     fn element(
         &mut self,
         element: &Element,
@@ -310,7 +309,7 @@ impl ClientChannel {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
                 }
-                // The length is checked before the lengths are added as `usize`, which may have only 32 bits.
+                // Checked before the lengths are added as `usize`, which may have only 32 bits.
                 translated.check_length((WriteRequest::FIXED as u64) + u64::from(length))?;
                 let invalidate = invalidated_token(channel, &request.descriptors);
                 for part in write_inline(&element.header, request, padding) {
@@ -355,7 +354,7 @@ impl ClientChannel {
     /// the first [`ANSWER_HEAD`](Self::ANSWER_HEAD) of them, or all.
     ///
     /// # Errors
-    /// Returns an error if the answer must not be forwarded. The caller must then end the connection.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn answer(&mut self, head: &[u8], length: usize) -> Result<Answer, ServerFault> {
         let pass = Answer::Pass { invalidate: None };
         if self.pending.is_empty() {
@@ -390,7 +389,7 @@ impl ClientChannel {
     /// or one message per element if several tokens have to be invalidated.
     ///
     /// # Errors
-    /// Returns an error if the answer must not be forwarded. The caller must then end the connection.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn compound_answer(&mut self, message: Bytes) -> Result<Vec<Step>, ServerFault> {
         let fault = |fault| ServerFault::Malformed {
             command: Header::decode(&message).map_or(Command(0), |header| header.command),

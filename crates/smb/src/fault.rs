@@ -52,15 +52,15 @@ pub enum Refusal {
     BeyondDescriptors {
         /// READ or WRITE.
         command: Command,
-        /// Number of bytes to move.
+        /// Bytes to move.
         length: u32,
-        /// Number of bytes that the descriptors hold.
+        /// Bytes that the descriptors hold.
         described: u64,
     },
     /// A WRITE has a channel and also data in the message.
     #[error("a WRITE with a channel and with {length} bytes in the message")]
     DataAndChannel {
-        /// Number of data bytes in the message.
+        /// Bytes in the message.
         length: usize,
     },
     /// A WRITE with its data is longer than a message to the server can be.
@@ -68,9 +68,9 @@ pub enum Refusal {
         "a WRITE that takes a message of {length} bytes, a message over TCP has at most {most}"
     )]
     TooLong {
-        /// Length in bytes of the message that the server would receive.
+        /// Bytes of the message that the server would get.
         length: u64,
-        /// Length in bytes of the longest message.
+        /// Most bytes of a message.
         most: u32,
     },
     /// A compound has more requests with a channel, or more descriptors, than can be recorded.
@@ -150,9 +150,9 @@ pub enum ServerFault {
     /// The answer to a READ has more data than the client asked for.
     #[error("{length} bytes of data for a READ of {requested}")]
     TooMuch {
-        /// Number of bytes that the server sent.
+        /// Bytes that the server sent.
         length: u64,
-        /// Number of bytes that the client asked for.
+        /// Bytes that the client asked for.
         requested: u32,
     },
     /// The answer to a READ has data in the message although data also moved by RDMA.

@@ -1,13 +1,12 @@
 //! Structures of [MS-FSCC] 2.4 that SMB2 messages carry: entries of directories, and changes of files.
 
-/// The FileInformationClass of FileRenameInformation.
+/// Number of FileRenameInformation.
 pub const RENAME: u8 = 10;
-/// The FileInformationClass of FileDispositionInformation, which is one byte: whether the file is deleted when it
-/// is closed.
+/// Number of FileDispositionInformation, one byte: whether the file is deleted when it is closed.
 pub const DISPOSITION: u8 = 13;
 
-/// Returns a FileRenameInformation (2.4.42.2) with the new name, which is relative to the share. If `replace` is
-/// true, an existing file of that name is replaced.
+/// Returns a FileRenameInformation (2.4.42.2) with the new name, which is relative to the share. With `replace` an
+/// existing file of that name is replaced.
 pub fn encode_rename(name: &str, replace: bool) -> Vec<u8> {
     let name: Vec<u8> = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let mut bytes = vec![u8::from(replace)];
@@ -23,7 +22,7 @@ pub fn encode_rename(name: &str, replace: bool) -> Vec<u8> {
 pub struct DirectoryEntry {
     /// LastWriteTime, in units of 100 ns since 1601.
     pub last_write_time: u64,
-    /// EndOfFile: the length of the file in bytes.
+    /// EndOfFile: bytes of the file.
     pub end_of_file: u64,
     /// FileAttributes.
     pub attributes: u32,
@@ -34,14 +33,14 @@ pub struct DirectoryEntry {
 }
 
 impl DirectoryEntry {
-    /// Number of bytes before the name.
+    /// Bytes before the name.
     const FIXED: usize = 94;
 
     /// Decodes all entries of an answer. They must not overlap, so that they take no more memory than a small multiple
     /// of the answer.
     ///
     /// # Errors
-    /// Returns the reason why the bytes are not a list of entries.
+    /// The reason why the bytes are not a list of entries.
     pub fn decode_all(mut bytes: &[u8]) -> Result<Vec<Self>, &'static str> {
         let mut entries = Vec::new();
         loop {
@@ -58,7 +57,7 @@ impl DirectoryEntry {
         }
     }
 
-    /// Decodes the first entry, and returns it with its length in bytes.
+    /// Decodes the first entry, and returns its bytes.
     fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
         let fixed: &[u8; Self::FIXED] = bytes.first_chunk()?;
         let length = Self::FIXED.checked_add(u32_at(fixed, 60)? as usize)?;

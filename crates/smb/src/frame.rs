@@ -37,7 +37,7 @@ pub enum FrameError {
 /// Returns the length in bytes of the message that follows a header. It is 0 if no message follows.
 ///
 /// # Errors
-/// Returns an error if the bytes are not the header of a frame of SMB over TCP.
+/// The bytes are not the header of a frame of SMB over TCP.
 pub fn message_length(header: [u8; HEADER_LENGTH]) -> Result<u32, FrameError> {
     let [kind, length @ ..] = header;
     let [high, middle, low] = length;

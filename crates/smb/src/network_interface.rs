@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Maximum number of interfaces that are decoded. A server has a few.
+/// Most interfaces that are decoded; a server has a few.
 const MAX_INTERFACES: usize = 256;
-/// Length in bytes of the longest list that is decoded.
+/// Bytes of the longest list that is decoded.
 pub const MAX_LIST_BYTES: usize = MAX_INTERFACES * NetworkInterface::LENGTH;
-/// RDMA_CAPABLE, a bit of Capability.
+/// RDMA_CAPABLE.
 const RDMA_CAPABLE: u32 = 0x0000_0002;
 
 /// An interface that a server offers to its clients.
@@ -21,7 +21,7 @@ pub struct NetworkInterface {
 }
 
 impl NetworkInterface {
-    /// Length in bytes of an entry.
+    /// Bytes of an entry.
     const LENGTH: usize = 152;
 
     /// Returns whether the interface is RDMA_CAPABLE.
@@ -89,8 +89,7 @@ mod tests {
         assert_eq!(found[0].link_speed, 1_000_000_000);
         assert!(found[0].is_rdma_capable() && !found[1].is_rdma_capable());
         assert_eq!(found[1].address.to_string(), "fe80::");
-        // Lists that end after the entry, point beyond their end or into the entry, are truncated, have an
-        // address of another family, or are empty.
+        // A list that ends, points beyond its end, points into an entry, or is truncated or of another family.
         let number = |bytes: &[u8]| NetworkInterface::decode_all(bytes).len();
         assert_eq!(number(&entry(0, 2, &v4)), 1);
         assert_eq!(number(&entry(u32::MAX, 2, &v4)), 1);

@@ -1,9 +1,9 @@
 //! Adds an RDMA channel to requests of a client that has no RDMA.
 //!
-//! * READ: the gateway registers memory and sends the request to the server with a channel to that memory. It
+//! * READ: the gateway registers memory and sends the request to the server with a channel to it. It
 //!   sends the client the answer with the data that the server has written to the memory.
-//! * WRITE: the gateway copies the data to registered memory, and sends the request to the server with a channel
-//!   to that memory.
+//! * WRITE: the gateway copies the data to registered memory, and sends the request to the server with a
+//!   channel to it.
 //!
 //! This applies to single requests that are neither signed nor encrypted, whose data is between a
 //! threshold and the server's MaxReadWriteSize, on dialect 3.0 and later. All other messages are
@@ -33,8 +33,8 @@ pub struct ServerChannel {
     opaque: Opaque,
 }
 
-/// Maximum number of unanswered requests with a channel. The number is the default of `smb2 max credits` of
-/// Samba. Further requests are forwarded without a channel.
+/// Maximum number of unanswered requests with a channel. This is the default of `smb2 max credits` of Samba.
+/// Further requests are forwarded without a channel.
 const MAX_PENDING: usize = 8192;
 
 /// The range of data lengths that move by RDMA.
@@ -118,7 +118,7 @@ impl ServerChannel {
     /// the first [`REQUEST_HEAD`](Self::REQUEST_HEAD) of them, or all.
     ///
     /// # Errors
-    /// Returns an error if the request must not be forwarded. The caller must then end the connection.
+    /// The request must not be forwarded, and the caller must end the connection.
     pub fn request(&mut self, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let protocol = Protocol::of(head);
         self.opaque.request(protocol);
@@ -274,7 +274,7 @@ impl ServerChannel {
     /// Decides how to translate a complete answer of the server.
     ///
     /// # Errors
-    /// Returns an error if the answer must not be forwarded. The caller must then end the connection.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn answer(&mut self, message: &[u8]) -> Result<Answer, ServerFault> {
         let protocol = Protocol::of(message);
         if !self.pending.is_empty() {

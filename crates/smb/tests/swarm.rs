@@ -1,4 +1,4 @@
-//! Tests of one or two gateways between a random client and a random server, which a seed determines.
+//! Random clients and servers on both ends of a gateway, or of two, by seed.
 //!
 //! All data that reaches the server and the client is compared, byte by byte, with a second translation:
 //! requests, answers, the client's memory and the files. In some scenarios an end is hostile: its messages are
@@ -116,7 +116,7 @@ enum Liar {
     Server,
 }
 
-/// A client, a server and the gateways between them, as a seed determines them.
+/// The outcome of one seed.
 struct Scenario {
     random: Rng,
     liar: Liar,
@@ -136,9 +136,9 @@ struct Scenario {
     files: Vec<Vec<u8>>,
     /// File, offset and data of the client's WRITEs.
     written: HashMap<u64, (usize, usize, Vec<u8>)>,
-    /// MessageIds of requests that the first gateway has received.
+    /// MessageIds of requests that the first gateway has got.
     arrived: HashSet<u64>,
-    /// Number of messages that the client still has to send.
+    /// Messages that the client is still to send.
     left: usize,
     earlier: Vec<Vec<u8>>,
 }
@@ -179,7 +179,7 @@ impl Scenario {
         scenario
     }
 
-    /// Passes the server's NEGOTIATE answer through all gateways, which learn the dialect from it.
+    /// Each gateway learns the dialect from the server's answer.
     fn negotiate(&mut self) {
         let dialect = [0x0210, 0x0300, 0x0302, 0x0311][self.random.usize(..4)];
         let mut sent = vec![Sent::from(negotiated(dialect))];
@@ -221,7 +221,7 @@ impl Scenario {
         assert_eq!(self.memory.len(), 0, "memory that is still registered");
     }
 
-    /// Performs a random step. Returns false if nothing is left to do.
+    /// Has something happen. `false` if there is nothing left.
     fn step(&mut self, totals: &mut Totals) -> Result<bool, End> {
         let links = self.hops.len() + 1;
         for _ in 0..30 {
@@ -270,7 +270,7 @@ impl Scenario {
             Liar::Client => request_meaning(bytes, &self.memory),
             _ => plain_request(bytes, &self.memory),
         };
-        // If the client's memory cannot be read, the gateway cannot read it either.
+        // If its memory cannot be read, the gateway does not read it either.
         let Ok(plain) = plain else { return };
         *self.expected_requests.entry(plain).or_default() += 1;
         if self.liar == Liar::None {
@@ -286,7 +286,7 @@ impl Scenario {
         }
     }
 
-    /// Moves the next message of a link, or a message after those that wait for the client's memory.
+    /// The next message on a link proceeds, or a message after those that wait for the client's memory.
     fn request_moves(&mut self, link: usize, totals: &mut Totals) -> Result<(), End> {
         let queue = &mut self.requests[link];
         let waits = |parts: &Vec<Part>| {
@@ -346,7 +346,7 @@ impl Scenario {
         if self.liar == Liar::Server {
             let honest = sent.bytes.clone();
             self.lie(&mut sent.bytes, totals);
-            // A request that has not arrived at the first gateway is not answered.
+            // A gateway does not answer a request before it has arrived.
             let places = elements(&sent.bytes).unwrap_or_default();
             let mut ids = places
                 .iter()
@@ -366,7 +366,7 @@ impl Scenario {
     /// Records the meaning of an answer when the gateway next to the server receives it: a hostile server may
     /// answer before the request, or twice.
     fn expect_answers(&mut self, bytes: &[u8]) {
-        // The server can access memory of the gateway next to it, if that has any.
+        // A server has the memory of the gateway before it, or none.
         let hop = self.hops.last().expect("there is one");
         for meaning in answer_meanings(bytes, &self.memory, |id| hop.described(id)) {
             *self.expected_answers.entry(meaning).or_default() += 1;
@@ -416,7 +416,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Changes a message of a hostile end now and then.
+    /// Changes a message now and then.
     fn lie(&mut self, bytes: &mut Vec<u8>, totals: &mut Totals) {
         let random = &mut self.random;
         self.earlier.push(bytes.clone());
@@ -446,7 +446,7 @@ impl Scenario {
                     put(bytes, field, &value.to_le_bytes());
                 }
                 8 if bytes.len() >= 80 && random.bool() => {
-                    // The answer has one more byte of data.
+                    // One byte more of data.
                     let length = u32_at(bytes, 68).wrapping_add(1);
                     put(bytes, 68, &length.to_le_bytes());
                     bytes.push(0x99);
@@ -462,7 +462,7 @@ impl Scenario {
     }
 }
 
-/// Removes one occurrence of `found` from `expected`. Panics if there is none.
+/// Takes one of what is expected.
 fn take(expected: &mut HashMap<Vec<u8>, usize>, found: Vec<u8>, what: &str) {
     match expected.get_mut(&found) {
         None => panic!("{what} that nobody sent: {found:02x?}"),

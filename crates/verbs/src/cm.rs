@@ -34,10 +34,9 @@ pub(crate) struct CmEvent {
     pub(crate) status: i32,
     /// The peer's private data, for connection requests and established connections.
     pub(crate) private_data: Bytes,
-    /// The read depth that the library calls `responder_resources`, for connection requests and established
-    /// connections; see [`agreed_read_depths`](crate::negotiate::agreed_read_depths).
+    /// A read depth, for connection requests and established connections.
     pub(crate) responder_resources: u8,
-    /// The read depth that the library calls `initiator_depth`, in the same events.
+    /// The other read depth, for connection requests and established connections.
     pub(crate) initiator_depth: u8,
     /// The new identifier of a connection request, until [`CmId::of_request`] takes it.
     request: Option<NonNull<rdma_cm_id>>,
@@ -183,7 +182,7 @@ impl CmEvents {
         }
     }
 
-    /// Returns the next event. If there is none, returns `Pending`, and the task is woken when there is one.
+    /// Returns the next event, or `Pending` and wakes the task when there is one.
     pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         loop {
             let mut ready = std::task::ready!(self.fd.poll_read_ready(context))?;
@@ -198,9 +197,9 @@ impl CmEvents {
 /// The read depths that the two ends exchange when they connect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadDepths {
-    /// Number of RDMA Reads by the peer that this end serves concurrently.
+    /// RDMA Reads by the peer that this end serves concurrently.
     pub(crate) inbound: u8,
-    /// Number of RDMA Reads that this end can have outstanding.
+    /// RDMA Reads that this end can have outstanding.
     pub(crate) outbound: u8,
 }
 
@@ -256,8 +255,8 @@ impl CmId {
     /// Creates the span of a connection from the addresses of its identifier.
     pub(crate) fn connection_span(&self) -> Span {
         let (peer, local) = (self.peer_addr().ok(), self.local_addr().ok());
-        // The level is that of the connection span of `smbdirect`, so that a filter that passes a log line also
-        // passes its span.
+        // The level is the level of the connection span of `smbdirect`: a filter that passes a line of the log
+        // passes its span too.
         error_span!(
             "connection",
             peer = peer.map(field::display),
@@ -427,7 +426,7 @@ impl Drop for CmId {
     }
 }
 
-/// Number of retransmissions of a packet that the peer does not acknowledge: the maximum of the protocol.
+/// Retransmissions of a packet that the peer does not acknowledge: the maximum of the protocol.
 const MAX_RETRIES: u8 = 7;
 
 /// Returns the parameters of a connection request or its acceptance.

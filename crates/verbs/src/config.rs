@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// The port of SMB Direct over iWARP ([MS-SMBD] section 1.9).
+/// The port of SMB Direct over iWARP (1.9).
 pub(crate) const IWARP_PORT: u16 = 5445;
-/// The port of SMB Direct over InfiniBand and RoCE ([MS-SMBD] section 1.9).
+/// The port of SMB Direct over InfiniBand and RoCE (1.9).
 pub(crate) const INFINIBAND_PORT: u16 = 445;
-/// All well-known ports of SMB Direct ([MS-SMBD] section 1.9).
+/// All well-known ports of SMB Direct (1.9).
 pub(crate) const SMB_DIRECT_PORTS: [u16; 2] = [IWARP_PORT, INFINIBAND_PORT];
 
 /// Settings of the connections that [`Verbs`](crate::Verbs) makes. Begin with `VerbsConfig::default()`, and change
@@ -14,31 +14,31 @@ pub(crate) const SMB_DIRECT_PORTS: [u16; 2] = [IWARP_PORT, INFINIBAND_PORT];
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VerbsConfig {
-    /// Number of Sends, Reads and Writes that a connection can have posted. The device may lower it. The default
-    /// is 512.
+    /// Sends, Reads and Writes that a connection can have posted. The device may lower it. The default is
+    /// 512.
     pub send_queue: u32,
-    /// Number of Receives that a connection can have posted. The device may lower it. The connection can grant
-    /// the peer this many credits, less two. The default is 512.
+    /// Receives that a connection can have posted. The device may lower it. The connection can
+    /// grant the peer this many credits, less two. The default is 512.
     pub receive_queue: u32,
-    /// Number of RDMA Reads by the peer that the device serves concurrently (the inbound read depth). The device
-    /// may lower it. The default is 32.
+    /// RDMA Reads by the peer that the device serves concurrently (the inbound read depth). The
+    /// device may lower it. The default is 32.
     pub ird: u8,
-    /// Number of RDMA Reads that this end can have outstanding (the outbound read depth). The device and the peer
-    /// may lower it. The default is 32.
+    /// RDMA Reads that this end can have outstanding (the outbound read depth). The device and the
+    /// peer may lower it. The default is 32.
     pub ord: u8,
     /// Longest time for each step of connecting: resolving the address, resolving the route, and
     /// the peer's answer. The default is 10 s.
     pub connect_timeout: Duration,
     /// Longest time that posted work may take to complete after a graceful disconnect. The default is 5 s.
     pub close_timeout: Duration,
-    /// Number of connection requests that may wait to be accepted. The default is 128.
+    /// Connection requests that may wait to be accepted. The default is 128.
     pub backlog: u16,
     /// How long the driver task polls the completion queue before it sleeps. Busy-polling saves
     /// the wake-up latency and keeps a core busy. The default is zero, which turns it off.
     pub busy_poll: Duration,
-    /// Whether ports 445 and 5445 both mean "the port of SMB Direct on this kind of device" ([MS-SMBD] section
-    /// 1.9). If true, a connection goes to the port that fits the device on the route to the peer, and a listener
-    /// binds the ports of all usable devices. The default is false.
+    /// Whether ports 445 and 5445 both mean "the port of SMB Direct on this kind of device" (1.9).
+    /// If it is set, a connection goes to the port that fits the device on the route to the peer,
+    /// and a listener binds the ports of all usable devices. The default is false.
     pub port_by_device: bool,
 }
 

@@ -49,8 +49,8 @@ pub(crate) async fn connect(
     // The Receives are posted first, because the peer may send as soon as it has accepted.
     queue_pair.post(request.receive);
     let private_data = request.private_data;
-    // On Linux' software iWARP the call blocks while TCP connects. The task owns the queue pair, so that the
-    // queue pair outlives the call even if the future is dropped.
+    // On Linux' software iWARP the call blocks while TCP connects. The task owns the queue pair, so
+    // that it outlives the call even if the future is dropped.
     let connecting = spawn_blocking(move || {
         let result = queue_pair.id().connect(wanted, &private_data);
         (queue_pair, result)

@@ -22,27 +22,27 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// The name that the kernel gives the device, such as `mlx5_0` or `rxe0`.
+    /// The name that the kernel gives it, such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// The protocol that the device speaks on the wire.
+    /// The protocol that it speaks on the wire.
     pub transport: Transport,
-    /// The ports of the device, beginning with number 1.
+    /// Its ports, beginning with number 1.
     pub ports: Vec<Port>,
-    /// Number of work requests that a send queue or receive queue can hold.
+    /// Work requests that a send queue or receive queue can hold.
     pub max_queue: u32,
-    /// Number of scatter/gather elements that a Send can have.
+    /// Scatter/gather elements of a Send.
     pub max_send_elements: u32,
-    /// Number of completions that a completion queue can hold.
+    /// Completions that a completion queue can hold.
     pub max_completions: u32,
-    /// Number of RDMA Reads by the peer that the device serves concurrently on a connection.
+    /// RDMA Reads by the peer that it serves concurrently on a connection.
     pub max_inbound_reads: u32,
-    /// Number of RDMA Reads that the device can have outstanding on a connection.
+    /// RDMA Reads that it can have outstanding on a connection.
     pub max_outbound_reads: u32,
     /// Whether a Send can invalidate a token of the peer.
     pub send_with_invalidate: bool,
-    /// Whether the device has memory windows of type 2, whose tokens a peer can invalidate.
+    /// Whether it has memory windows of type 2, whose tokens a peer can invalidate.
     pub memory_windows: bool,
-    /// The reason why SMB Direct cannot use the device, or `None` if it can.
+    /// The reason why SMB Direct cannot use it, or `None` if it can.
     pub unusable: Option<String>,
 }
 
@@ -61,8 +61,8 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns the well-known port of SMB Direct over this protocol ([MS-SMBD] section 1.9), or `None` if SMB
-    /// Direct does not support it.
+    /// Returns the well-known port of SMB Direct over this protocol (1.9), or `None` if SMB Direct
+    /// does not support it.
     pub const fn smb_direct_port(self) -> Option<u16> {
         match self {
             Self::InfiniBand | Self::Roce => Some(INFINIBAND_PORT),
@@ -97,7 +97,7 @@ pub struct Port {
     pub link_layer: &'static str,
     /// The MTU in bytes.
     pub mtu: u32,
-    /// The length of the largest message, Read or Write, in bytes.
+    /// The largest message, Read or Write in bytes.
     pub max_message: u32,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn devices(functions: &Arc<Functions>) -> Result<Vec<Device>, Unavail
     Ok(devices)
 }
 
-/// Describes one device of the list. If the device cannot be opened, the description has the reason.
+/// Describes one device of the list, or returns the reason why it cannot be opened.
 fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
     // SAFETY: the device is in the list, which is not freed yet; its name is a C string.
     let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
@@ -276,14 +276,14 @@ impl Capabilities {
         positive(self.device.max_cqe)
     }
 
-    /// Returns the number of scatter/gather elements that a Send uses: two, for header and payload, if the device
-    /// supports it.
+    /// Returns the scatter/gather elements that a Send uses: two, for header and payload, if the
+    /// device supports it.
     pub(crate) fn send_elements(&self) -> u32 {
         positive(self.device.max_sge).clamp(1, 2)
     }
 
     fn sends_with_invalidate(&self) -> bool {
-        // All devices with these extensions support Send with Invalidate, and so does software iWARP.
+        // All devices with these extensions support it, and so does software iWARP.
         self.device.device_cap_flags & ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
     }
 
@@ -340,7 +340,7 @@ fn reason_unusable(device: &Device) -> Option<String> {
     None
 }
 
-/// Length, in work requests, of the shortest queue with which a connection can make progress.
+/// Smallest queue, in work requests, that a connection can make progress with.
 const MIN_QUEUE_DEPTH: u32 = 128;
 
 /// Returns a number of C, or 0 if it is negative.

@@ -1,14 +1,16 @@
 //! Asynchronous events of a device, and its removal while there are connections on it.
 //!
-//! librdmacm opens a device once for the process, so all connections on the device share one queue of
-//! asynchronous events. The subscriber that is woken reads the queue for all subscribers, and wakes those that an
-//! event concerns. Events of queue pairs that the program created outside this package are dropped.
+//! librdmacm opens a device once for the process, so all connections on the device share one queue
+//! of asynchronous events. The subscriber that is woken reads the queue for all subscribers, and
+//! wakes those that an event is about. Events about queue pairs that the program created outside
+//! this package are dropped.
 //!
-//! librdmacm also keeps the device open after the last connection. Before the kernel removes a device, it waits
-//! until the device is closed, unless the driver can remove an open device, which those of rxe and siw cannot.
-//! The kernel waits before it informs the connection manager, so no event reports the removal. The kernel's first
-//! step is to delete the device's node, so the node is watched: when it is deleted, all connections on the device
-//! end, and after the last of them the library's file descriptors of the device are closed.
+//! librdmacm also keeps the device open after the last connection. To remove a device, the kernel
+//! waits until it is closed, unless the driver supports removal under open users, which rxe and siw
+//! do not. The kernel waits before it informs the connection manager, so no event reports the
+//! removal. The kernel's first step is to delete the device's node, so the node is watched: when it
+//! is deleted, all connections on the device end, and after the last of them the library's file
+//! descriptors of the device are closed.
 
 use std::{
     ffi::{CStr, OsStr},
@@ -271,8 +273,8 @@ fn unreadable(error: &io::Error) -> ProviderError {
 
 /// A subscription to the events of a device.
 ///
-/// The owner also holds an identifier that is bound to the device, and drops it after the subscription and after
-/// all objects that it created on the device.
+/// The owner also holds an identifier that is bound to the device, and drops it after this and
+/// after all objects that it created on the device.
 pub(crate) struct DeviceEvents {
     number: u64,
     /// Duplicates of the device's descriptors. A descriptor cannot be registered twice with one
@@ -403,8 +405,8 @@ mod tests {
         event: *mut ibv_async_event,
     ) -> c_int {
         let mut bytes = [0; 2];
-        // SAFETY: the context belongs to a fake device, which keeps the descriptor open. `ManuallyDrop` prevents
-        // that it is closed here.
+        // SAFETY: the context is one of a fake device, which keeps the descriptor open and closes
+        // it.
         let fd = ManuallyDrop::new(unsafe { File::from_raw_fd((*context).async_fd) });
         // A failed read sets `errno`, as the real function does.
         if !matches!((&*fd).read(&mut bytes), Ok(2)) {

@@ -64,7 +64,7 @@ pub(crate) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
         _ => ProviderErrorKind::Local,
     };
     let what = match error.kind() {
-        // The other providers use the same text, without the error number.
+        // The text of the other providers, without the error number.
         Io::ConnectionRefused => format!("{doing}: connection refused"),
         _ => format!("{doing}: {error}"),
     };

@@ -1,9 +1,9 @@
-//! The work that is posted to a queue pair, and the meaning of its completions. This module does no I/O and has
-//! no `unsafe`.
+//! The work that is posted to a queue pair, and the meaning of its completions. It does no I/O and
+//! has no `unsafe`.
 //!
 //! The ledger trusts a completion only if it matches posted work:
 //!
-//! - The completion of a Receive has to name the oldest Receive, and no more bytes than that Receive has room
+//! - The completion of a Receive has to name the oldest Receive, and no more bytes than it has room
 //!   for.
 //! - The completion of a Send, Read or Write also completes the unsignaled requests that were posted
 //!   before it. It does not complete earlier signaled requests: Linux' software iWARP may complete a
@@ -58,12 +58,13 @@ pub enum CompletionOutcome {
 /// The effect of a received message on the tokens of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidated {
-    /// The message invalidated no token.
+    /// It invalidated no token.
     Nothing,
-    /// The message invalidated this token.
+    /// It invalidated this token.
     Token(u32),
-    /// The message invalidated this token, if this end has such a token. Linux' rxe sets the kernel's value of
-    /// the flag. In user space, that value has another meaning, which does not apply to a connection.
+    /// It invalidated this token, if this end has such a token. Linux' rxe reports the flag with
+    /// its value in the kernel, which in user space means something that does not apply to a
+    /// connection.
     Unconfirmed(u32),
 }
 
@@ -90,10 +91,10 @@ pub enum InvalidCompletion {
     /// An earlier Receive has not completed.
     #[error("a completion skips work that was posted before")]
     OutOfOrder,
-    /// The completion names another operation than was posted.
+    /// It names another operation than was posted.
     #[error("a completion names another operation than was posted")]
     WrongOperation,
-    /// The completion names more bytes than the Receive has room for.
+    /// It names more bytes than the Receive has room for.
     #[error("a completion names more bytes than were posted")]
     TooLong,
 }
@@ -101,17 +102,17 @@ pub enum InvalidCompletion {
 /// How a Send, Read or Write completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// The request has a completion of its own.
+    /// It has a completion of its own.
     Signaled,
-    /// The request has no completion unless it fails. It succeeds together with a later request.
+    /// It has no completion unless it fails. It succeeds with a later request.
     Unsignaled,
-    /// The request was not posted, because there is nothing to do. It succeeds as soon as all requests before it
-    /// have completed.
+    /// It was not posted, because there is nothing to do. It succeeds as soon as all requests
+    /// before it have completed.
     Unposted,
 }
 
-/// The work that is posted to a queue pair, in order. The ledger keeps an `R` for each Receive and an `S` for
-/// each Send, Read and Write.
+/// The work that is posted to a queue pair, in order. It keeps an `R` for each Receive and an `S`
+/// for each Send, Read and Write.
 #[derive(Debug)]
 pub struct Ledger<R, S> {
     /// Posted Receives, with the number of bytes that each has room for.
@@ -229,10 +230,10 @@ impl<R, S> Ledger<R, S> {
         matches!(self.sends.front(), Some(Some((Signal::Unposted, _))))
     }
 
-    /// Returns the outcome of a completion, without a change to the ledger.
+    /// Returns the outcome of a completion. It does not change the ledger.
     ///
     /// # Errors
-    /// Returns an error if the completion matches no posted work.
+    /// The completion matches no posted work.
     pub fn match_completion(
         &self,
         completion: &WorkCompletion,
@@ -307,12 +308,12 @@ impl<R, S> Ledger<R, S> {
     }
 }
 
-/// Why a request ended; [`Ledger::take_ended`] returns it.
+/// Why a request ended, as returned by [`Ledger::take_ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The request is earlier than the one that the completion names, and it succeeded.
+    /// It is an earlier request, which succeeded.
     Implied,
-    /// The request is the one that the completion names.
+    /// It is the request that the completion names.
     Named,
 }
 

@@ -27,7 +27,7 @@ use crate::{
     queue_pair::VerbsQueuePair,
 };
 
-/// Number of ports to try when the caller asks for any port. The connection manager picks a port that no RDMA
+/// Ports to try when the caller asks for any port. The connection manager picks a port that no RDMA
 /// listener uses, but a TCP listener may use it, and Linux' software iWARP listens through TCP.
 const MAX_PORT_ATTEMPTS: u32 = 16;
 
@@ -35,7 +35,7 @@ const MAX_PORT_ATTEMPTS: u32 = 16;
 pub(crate) struct VerbsListener {
     local_addr: SocketAddr,
     events: CmEvents,
-    /// The events of the device that the listener is bound to, or `None` if it listens on all devices.
+    /// The events of the device that it is bound to, or `None` if it listens on all devices.
     device_events: Option<DeviceEvents>,
     /// The listening identifiers. Dropping them stops listening.
     _ids: Vec<CmId>,
@@ -44,8 +44,8 @@ pub(crate) struct VerbsListener {
 }
 
 impl VerbsListener {
-    /// Listens on `address`. If the settings ask for it and the address has a port of SMB Direct, also listens on
-    /// `ports`, the ports of the usable devices.
+    /// Listens on `address`. If the settings ask for it and the address has a port of SMB Direct,
+    /// listens on `ports` too, the ports of the usable devices.
     pub(crate) fn new(
         functions: Arc<Functions>,
         config: Arc<VerbsConfig>,
@@ -173,7 +173,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
     let capabilities = Capabilities::of_id(&id)?;
     let wanted = wanted_read_depths(&capabilities, &config);
     let is_iwarp = id.is_iwarp();
-    // MPA revision 1 has no fields for the read depths.
+    // MPA revision 1 has no fields for them.
     let knows_read_depths =
         !is_iwarp || (event.responder_resources > 0 && event.initiator_depth > 0);
     let request = PendingRequest {

@@ -1,8 +1,8 @@
 //! Registered memory: protection domains, memory regions, memory windows, and the pool of small
 //! buffers that messages are sent from and received into.
 //!
-//! An [`OwnedRegion`] owns the memory that the adapter may access until the registration has ended. During that
-//! time, no reference to that memory exists.
+//! An [`OwnedRegion`] owns the memory that the adapter may access until the registration has ended.
+//! Meanwhile no reference to that memory exists.
 
 use std::{
     alloc::{self, Layout, handle_alloc_error},
@@ -92,7 +92,7 @@ impl<M> OwnedRegion<M> {
     /// reference at all if `access` permits writing.
     ///
     /// # Errors
-    /// Returns an error with the memory if the adapter refuses the registration.
+    /// The adapter refuses the registration. The memory is returned.
     unsafe fn new(
         domain: &Arc<Domain>,
         memory: M,
@@ -186,7 +186,7 @@ impl OwnedRegion<Bytes> {
     /// Registers a payload for reading by the adapter.
     ///
     /// # Errors
-    /// Returns an error with the payload if the adapter refuses the registration.
+    /// The adapter refuses the registration. The payload is returned.
     pub(crate) fn of_payload(
         domain: &Arc<Domain>,
         payload: Bytes,
@@ -202,7 +202,7 @@ impl OwnedRegion<BytesMut> {
     /// Registers a buffer with this access.
     ///
     /// # Errors
-    /// Returns an error with the buffer if the adapter refuses the registration.
+    /// The adapter refuses the registration. The buffer is returned.
     pub(crate) fn of_buffer(
         domain: &Arc<Domain>,
         mut buffer: BytesMut,
@@ -281,8 +281,8 @@ const MIN_SLOT_BYTES: usize = 256;
 const MIN_REGION_BYTES: usize = 64 << 10;
 /// Most bytes that the pool registers in one call, unless a single buffer is larger.
 const MAX_REGION_BYTES: usize = 1 << 20;
-/// Number of buffers of one size that can be on loan to the receiver of messages. Further messages are copied, so
-/// that a program that keeps many small messages does not hold registered memory.
+/// Buffers of one size that can be on loan to the receiver of messages. Further messages are copied,
+/// so that a program that keeps many small messages does not hold registered memory.
 const MAX_LOANS: usize = 1024;
 
 /// A pool of registered buffers, whose sizes are powers of two.
@@ -291,7 +291,7 @@ const MAX_LOANS: usize = 1024;
 pub(crate) struct Pool {
     domain: Arc<Domain>,
     regions: Vec<OwnedRegion<Arc<Memory>>>,
-    /// The number of registered bytes, by the size of the buffers.
+    /// Registered bytes, by the size of buffer.
     registered: HashMap<usize, usize>,
     free: Arc<Free>,
 }
@@ -306,7 +306,7 @@ struct Free {
 #[derive(Default)]
 struct FreeSlots {
     slots: Vec<Slot>,
-    /// The number of buffers of this size that are on loan.
+    /// Buffers of this size that are on loan.
     loans: usize,
 }
 
@@ -466,9 +466,9 @@ struct Memory {
     layout: Layout,
 }
 
-// SAFETY: this is plain memory, and references to its bytes are made through slots only.
+// SAFETY: it is plain memory, and references to its bytes are made through slots only.
 unsafe impl Send for Memory {}
-// SAFETY: this is plain memory, and references to its bytes are made through slots only.
+// SAFETY: it is plain memory, and references to its bytes are made through slots only.
 unsafe impl Sync for Memory {}
 
 /// Alignment of registered memory, in bytes: the smallest page of the architectures that rdma-core supports.
@@ -489,7 +489,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated with this layout. Every slot holds the memory, so no slot is left.
+        // SAFETY: it was allocated with this layout, and every slot holds it, so none is left.
         unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -26,9 +26,9 @@ pub(crate) fn wanted_read_depths(capabilities: &Capabilities, config: &VerbsConf
 
 /// Returns the read depths that both ends support.
 ///
-/// Over InfiniBand the event has the depths from this end's point of view. Over iWARP the driver decides which
-/// depth is in which field, so the lower of the two applies to both directions. Over iWARP, 0 may mean that the
-/// depth is unknown.
+/// Over InfiniBand the event has the depths from this end's point of view. Over iWARP the driver
+/// decides which depth is in which field, so the lower of the two applies to both directions. There
+/// 0 may mean that the depth is unknown.
 pub(crate) fn agreed_read_depths(
     wanted: ReadDepths,
     event: &CmEvent,

@@ -44,8 +44,7 @@ impl Verbs {
     /// peer.
     ///
     /// # Errors
-    /// Returns an error if RDMA is not available on this machine. The error names the package to install or the
-    /// module to load.
+    /// RDMA is not available on this machine. The error names the package to install or the module to load.
     pub fn new(config: VerbsConfig) -> Result<Self, Unavailable> {
         let functions = load()?;
         let devices = device::devices(&functions)?;
@@ -69,8 +68,8 @@ impl Verbs {
     /// Returns the devices of this machine, including unusable ones.
     ///
     /// # Errors
-    /// Returns an error if there is no device, or if RDMA is not available. The error names the package to
-    /// install or the module to load.
+    /// There is no device, or RDMA is not available. The error names the package to install or the module to
+    /// load.
     pub fn devices() -> Result<Vec<Device>, Unavailable> {
         match device::devices(&load()?)? {
             devices if devices.is_empty() => Err(Unavailable::NoDevice),
@@ -94,8 +93,8 @@ impl Verbs {
     }
 }
 
-/// Loads the libraries once. They are never unloaded, because librdmacm does not release its global state when it
-/// is unloaded.
+/// Loads the libraries once. They are never unloaded, because librdmacm does not release its global
+/// state when it is.
 fn load() -> Result<Arc<Functions>, Unavailable> {
     static LOADED: OnceLock<Arc<Functions>> = OnceLock::new();
     if let Some(functions) = LOADED.get() {

@@ -5,9 +5,9 @@
 //! turns that into a failure. The suite runs three times: with an adapter at both ends, and with an
 //! adapter at either end and the software of `smbdirect` at the other.
 //!
-//! The kernel's rxe has the UDP port of RoCE in its network namespace, so software RoCE needs another namespace:
-//! `SMBDIRECT_ROCE_NAMESPACE` names its file, and `SMBDIRECT_ROCE` the address in it. Without these variables,
-//! RoCE adapters are tested only with an adapter at both ends.
+//! The kernel's rxe has the UDP port of RoCE in its network namespace, so software RoCE needs another
+//! one: `SMBDIRECT_ROCE_NAMESPACE` is its file, and `SMBDIRECT_ROCE` the address there. Without them
+//! the adapters of RoCE run with themselves only.
 
 #![cfg(target_os = "linux")]
 
@@ -78,7 +78,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
     let private_data = match (over_iwarp, adapter) {
         (true, _) => 200,
         (false, Adapter::Both) => 56,
-        // Software RoCE needs eight of the 56 bytes.
+        // Software RoCE needs eight of the bytes.
         (false, _) => 48,
     };
     let mut capabilities = Capabilities::default();
@@ -86,7 +86,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
     capabilities.private_data = private_data;
     capabilities.exact_private_data = over_iwarp;
     capabilities.ends_are_told = false;
-    // The user-space library of Linux' software iWARP does not report an invalidation.
+    // The user-space library of Linux' software iWARP does not report it.
     capabilities.invalidation_is_told = !over_iwarp || adapter == Adapter::Active;
     // Software iWARP of `smbdirect` waits for the first message of the active end, unless
     // the peer negotiates another way to begin.

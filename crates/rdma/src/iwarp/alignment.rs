@@ -50,7 +50,7 @@ pub enum FpduAlignment {
     Runs,
 }
 
-/// The number of bytes that TCP options can take from a segment: selective acknowledgements of segments that
+/// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
 /// arrived out of order are options of up to four blocks.
 const TCP_OPTION_RESERVE_BYTES: u32 = 36;
 /// The longest record, in bytes. A longer one gains nothing, because Linux cuts each write into transmissions of
@@ -66,7 +66,7 @@ const WORD_BYTES: u32 = 4;
 /// The state of a TCP connection as the operating system reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TcpState {
-    /// The number of payload bytes of a full segment without optional TCP options (MSS).
+    /// The payload bytes of a full segment without optional TCP options (MSS).
     pub(super) segment: u32,
     /// The receive window of the peer and the counts that go with it; `None` if the system does not
     /// report them.
@@ -76,13 +76,13 @@ pub(super) struct TcpState {
 /// The receive window of the peer at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
-    /// The number of bytes that the peer accepts after the last acknowledged one.
+    /// The bytes that the peer accepts after the last acknowledged one.
     pub(super) bytes: u32,
-    /// The number of bytes that the peer has acknowledged. The count may include the bytes of the handshake.
+    /// The bytes that the peer has acknowledged. The count may include the bytes of the handshake.
     pub(super) acknowledged: u64,
     /// Whether all written bytes are acknowledged.
     pub(super) all_acknowledged: bool,
-    /// The number of segments that have arrived out of order.
+    /// The segments that have arrived out of order.
     pub(super) out_of_order: u32,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Cut {
     pub(super) max_fpdu: usize,
     /// The length of the FPDUs that may form runs; `None` if each FPDU is a record.
     pub(super) run: Option<usize>,
-    /// The number of bytes that may be written now.
+    /// The bytes that may be written now.
     pub(super) room: usize,
 }
 

@@ -43,7 +43,7 @@ pub enum StreamError {
     /// DDP: a part of a message is missing or duplicated.
     #[error("message offset {received} where {expected} was due")]
     MessageOffset {
-        /// The number of bytes of the message that have arrived.
+        /// The bytes of the message that have arrived.
         expected: u64,
         /// MO as received.
         received: u32,
@@ -54,9 +54,9 @@ pub enum StreamError {
     /// DDP: a Send is longer than its receive.
     #[error("a Send of {length} bytes or more for a receive of {limit}")]
     MessageTooLong {
-        /// The number of bytes that have arrived.
+        /// The bytes that have arrived.
         length: u64,
-        /// The number of bytes that the receive accepts.
+        /// The bytes that the receive accepts.
         limit: u32,
     },
     /// RDMAP: a message that has to be one segment has several.

@@ -243,8 +243,8 @@ impl Request {
         )
     }
 
-    /// Refuses the connection, and returns the bytes to send. Close the transport only after the peer has closed
-    /// it: otherwise the peer may not receive these bytes.
+    /// Refuses the connection, and returns the bytes to send. Close the transport only after the peer has closed it:
+    /// otherwise the peer may not read them.
     pub fn reject(self) -> Bytes {
         encode(&rejection(Some(&self.frame)))
     }
@@ -299,7 +299,7 @@ impl From<HandshakeError> for ProviderError {
 }
 
 /// The size of a TCP segment over IPv4 on Ethernet, in bytes. FPDUs towards another implementation are no longer,
-/// because it may require one FPDU per segment.
+/// because it may require one FPDU a segment.
 const ETHERNET_MSS: u32 = 1460;
 
 /// The most bytes that wait for the transport.

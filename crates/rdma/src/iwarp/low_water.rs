@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-/// The least number of bytes with which a wake-up counts as large.
+/// The fewest bytes with which a wake-up counts as large.
 const MIN_WAKE_UP_BYTES: usize = 16 * 1024;
 /// The highest low-water mark, in bytes.
 const MAX_MARK_BYTES: usize = 256 * 1024;
-/// The number of consecutive wake-ups with fewer than [`MIN_WAKE_UP_BYTES`] after which the mark is raised.
+/// The consecutive wake-ups with fewer than [`MIN_WAKE_UP_BYTES`] after which the mark is raised.
 const SMALL_WAKE_UPS: u32 = 4;
 /// The longest sleep while the mark is above one byte.
 pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
@@ -21,7 +21,7 @@ pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
 pub(super) struct LowWater {
     mark: usize,
     small_wake_ups: u32,
-    /// The number of bytes received in total, as of the last sleep.
+    /// The bytes received in total, as of the last sleep.
     received: u64,
 }
 
@@ -35,7 +35,7 @@ impl LowWater {
         }
     }
 
-    /// Returns how many bytes must have arrived before the reader is woken.
+    /// Returns the bytes that must have arrived before the reader is woken.
     pub(super) const fn mark(&self) -> usize {
         self.mark
     }

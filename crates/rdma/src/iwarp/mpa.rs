@@ -99,7 +99,7 @@ const HIGH_BIT: u16 = 0x8000;
 const SECOND_BIT: u16 = 0x4000;
 
 impl StartupFrame {
-    /// The number of bytes before the private data.
+    /// The bytes before the private data.
     pub const HEADER_LENGTH: usize = 20;
     /// The most bytes of private data in a frame.
     pub const MAX_PRIVATE_DATA: u16 = 512;

@@ -55,7 +55,7 @@ pub enum RdmapError {
     /// The message does not have the fixed length of its kind.
     #[error("an RDMAP message of {length} bytes of payload has a fixed length of another size")]
     Length {
-        /// The number of bytes after the DDP header.
+        /// The bytes after the DDP header.
         length: usize,
     },
 }

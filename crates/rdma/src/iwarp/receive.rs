@@ -80,9 +80,9 @@ struct Placing {
     header: Tagged,
     opcode: Opcode,
     ulpdu_length: u16,
-    /// The number of payload bytes that are in place.
+    /// The payload bytes that are in place.
     placed: u32,
-    /// The number of payload bytes in total.
+    /// The payload bytes in total.
     length: u32,
     digest: Crc32c,
 }

@@ -31,7 +31,7 @@ pub(super) struct OutboundRead {
     /// posted.
     pub(super) id: Option<WorkId>,
     pub(super) buffer: BytesMut,
-    /// The number of bytes of `buffer` that have arrived.
+    /// The bytes of `buffer` that have arrived.
     pub(super) filled: usize,
     pub(super) sink_stag: u32,
 }

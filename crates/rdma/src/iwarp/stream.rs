@@ -57,8 +57,8 @@ pub struct Stream {
 /// The most bytes that one read discards.
 const DISCARD_BYTES: usize = 4096;
 
-/// The most work requests that may be outstanding in each direction. The limit bounds the memory of a caller that
-/// posts and never polls.
+/// The most work requests that may be outstanding in each direction. It bounds the memory of a
+/// caller that posts and never polls.
 const MAX_QUEUE_ENTRIES: usize = 8192;
 
 impl Stream {

@@ -37,12 +37,12 @@ pub(super) struct SharedPair {
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub(super) T);
 
-/// The number of attempts to take the lock before the thread sleeps for it. The other end usually holds the lock
-/// for a flush, which is shorter than a wake-up.
+/// The attempts to take the lock before the thread sleeps for it. The other end usually holds the lock for a
+/// flush, which is shorter than a wake-up.
 const LOCK_ATTEMPTS: u32 = 32;
 
-/// The number of spin hints between two attempts. The pause is needed because each attempt takes the cache line
-/// from the other end.
+/// The spin hints between two attempts. The pause is needed because each attempt takes the cache line from the
+/// other end.
 const SPIN_HINTS_PER_ATTEMPT: u32 = 16;
 
 impl SharedPair {

@@ -32,8 +32,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Converts the request to the type that a listener of a provider returns. `limits` are those of the
-    /// listener.
+    /// Converts the request for a listener with `limits`.
     pub(super) fn into_incoming(mut self, limits: Limits) -> IncomingRequest {
         IncomingRequest {
             peer_addr: self.from,

@@ -38,7 +38,7 @@ pub(super) struct LoopbackQueuePair {
     /// Whether the last poll found nothing, so that the owner need not poll before the other end rings the
     /// doorbell.
     waits: bool,
-    /// The numbers of bytes sent and received so far.
+    /// The bytes sent and the bytes received so far.
     pub(super) moved_bytes: [u64; 2],
     /// The work that waits for a flush.
     staging: Staging,
@@ -215,7 +215,7 @@ impl QueuePair for LoopbackQueuePair {
     fn post(&mut self, work: WorkRequest) {
         check_against_limits(&work, &self.limits);
         if self.has_ended && self.disconnect.is_none() {
-            // The work is dropped, because no completion may follow the disconnect that was taken.
+            // No completion follows the Disconnected that was taken.
             return;
         }
         self.moved_bytes[0] += bytes_of(&work) as u64;

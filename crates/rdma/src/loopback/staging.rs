@@ -143,7 +143,7 @@ pub(super) fn settle() {
 static CHUNKS: Pool = Pool::new(CHUNK_BYTES, 64);
 
 impl Staging {
-    /// Makes an empty staging area whose chunks are counted on `account`.
+    /// Makes an empty staging area whose chunks are on `account`.
     pub(super) fn new(account: Account) -> Self {
         Self {
             account,

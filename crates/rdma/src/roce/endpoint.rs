@@ -18,10 +18,10 @@
 //!
 //! Queue pair numbers, starting PSNs and communication IDs are random. Packets from another address than the
 //! peer's are dropped. To place a packet of data, an attacker who forges the address of a peer, and does not see
-//! the traffic, has to guess the queue pair number (24 bits) and what [`QueuePair`](crate::roce::rc::QueuePair)
-//! describes. To disconnect, the attacker has to guess both communication IDs (32 bits each) and the queue pair
-//! number, or only the number of the peer's queue pair (24 bits, random at ends of this library): a connection
-//! request from a queue pair that is already connected shows that the peer has restarted.
+//! the traffic, has to guess the queue pair number (24 bits) and what [`QueuePair`] describes. To disconnect, the
+//! attacker has to guess both communication IDs (32 bits each) and the queue pair number, or only the number of
+//! the peer's queue pair (24 bits, random at ends of this library): a connection request from a queue pair that
+//! is already connected shows that the peer has restarted.
 
 mod connection;
 mod establish;

@@ -21,7 +21,7 @@ use bytes::{Bytes, BytesMut};
 /// A pool of buffers of one size.
 #[derive(Debug)]
 pub struct Pool {
-    /// Number of bytes of each buffer.
+    /// Bytes of each buffer.
     size: usize,
     /// Largest number of handles that the pool keeps.
     max_handles: usize,

@@ -18,8 +18,7 @@ pub(super) fn malformed(command: Command, fault: Malformed) -> Refusal {
 /// message has it.
 ///
 /// # Errors
-/// Returns an error if the channel cannot be translated, or if the element is signed, so that none of its bytes
-/// may change.
+/// The channel cannot be translated, or the element is signed, so none of its bytes may change.
 pub(super) fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
     let command = element.header.command;
     if !element.moves_data() {
@@ -29,7 +28,7 @@ pub(super) fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal
     if channel != Channel::None && element.header.is_signed() {
         return Err(Refusal::Signed { command, channel });
     }
-    // This check precedes the decoding of descriptors, because other channels have other channel information.
+    // Rejected before the descriptors are read: other channels have other channel information.
     if let Channel::Other(_) = channel {
         return Err(Refusal::Channel { command, channel });
     }

@@ -8,7 +8,7 @@ use crate::{
     smb2::{Flags, Header, pad_to_element},
 };
 
-/// Replaces the header of `element` by `header`, in which NextCommand is `next_command`.
+/// Replaces the header of `element` by `header`, with another NextCommand.
 pub(super) fn set_next_command(header: &Header, next_command: usize, element: &mut BytesMut) {
     let header = Header {
         next_command: next_command as u32,
@@ -17,10 +17,10 @@ pub(super) fn set_next_command(header: &Header, next_command: usize, element: &m
     header.encode(&mut &mut element[..Header::LENGTH]);
 }
 
-/// Returns an element of a compound as a separate message, without the flag RELATED.
+/// Returns an element of a compound as a message of its own, without RELATED.
 ///
 /// # Errors
-/// Returns an error if the element is signed, so that none of its bytes may change.
+/// The element is signed, so no byte may change.
 pub(super) fn single_message(header: Header, element: Bytes) -> Result<Bytes, ServerFault> {
     if header.next_command == 0 && !header.flags.contains(Flags::RELATED) {
         return Ok(element);

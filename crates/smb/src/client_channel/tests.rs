@@ -13,7 +13,7 @@ use crate::messages::*;
 
 const TOKENS: [u32; 3] = [0x1111_0001, 0x2222_0002, 0x3333_0003];
 
-/// Returns three descriptors, for 100, 4096 and 50 bytes.
+/// Three descriptors for 100, 4096 and 50 bytes.
 fn descriptors() -> Vec<BufferDescriptorV1> {
     vec![
         descriptor(0x1000, TOKENS[0], 100),

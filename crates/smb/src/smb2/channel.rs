@@ -39,7 +39,7 @@ impl Channel {
     /// request, or all of a shorter one.
     ///
     /// # Errors
-    /// Returns an error if the request is shorter than its fixed part.
+    /// The request is shorter than its fixed part.
     pub fn of_request(command: Command, head: &[u8]) -> Result<Self, Malformed> {
         let at = match command {
             Command::READ => 100,
@@ -53,7 +53,7 @@ impl Channel {
     /// one.
     ///
     /// # Errors
-    /// Returns an error if the request is shorter than its fixed part.
+    /// The request is shorter than its fixed part.
     pub fn length_of_request(command: Command, head: &[u8]) -> Result<u32, Malformed> {
         let at = match command {
             Command::READ => 68,

@@ -22,7 +22,7 @@ pub struct Element {
 }
 
 impl Element {
-    /// Returns whether the element is a READ or a WRITE.
+    /// Returns whether it is a READ or a WRITE.
     pub fn moves_data(&self) -> bool {
         matches!(self.header.command, Command::READ | Command::WRITE)
     }
@@ -132,7 +132,7 @@ mod tests {
             };
             assert_eq!(places(&message), [Ok((ECHO, 0..64)), Err(fault)]);
         }
-        // NextCommand points to a header that is not complete in the message.
+        // It points to a header that is not complete in the message.
         for length in 129..192 {
             let found = places(&good[..length]);
             assert_eq!(found.len(), 3);

@@ -159,7 +159,7 @@ impl Header {
     /// Decodes the header at the front of `element`.
     ///
     /// # Errors
-    /// Returns an error if there are fewer than 64 bytes, or if they are not an SMB2 header.
+    /// There are fewer than 64 bytes, or they are not an SMB2 header.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         if Protocol::of(element) != Protocol::Smb2 {
             return Err(Malformed::ProtocolId);
@@ -230,8 +230,8 @@ impl Header {
     }
 
     /// Returns whether an answer is an interim answer, after which the final answer follows ([MS-SMB2]
-    /// 3.2.5.1.5). The flag SMB2_FLAGS_ASYNC_COMMAND is not required. No request ends with STATUS_PENDING, so the
-    /// status alone is sufficient, and a server that omits the flag also works.
+    /// 3.2.5.1.5). Its flag SMB2_FLAGS_ASYNC_COMMAND is not required: no request ends with STATUS_PENDING, so the
+    /// status alone decides it with certainty, and the connection of a server that omits the flag continues.
     pub const fn is_interim(&self) -> bool {
         self.status == STATUS_PENDING
     }

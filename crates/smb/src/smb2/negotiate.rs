@@ -35,7 +35,7 @@ impl NegotiateContext {
     /// Length in bytes of the fields before Data.
     pub const HEADER_LENGTH: usize = 8;
 
-    /// Decodes `count` contexts, the first of which is at `offset` of an element.
+    /// Decodes `count` contexts from `offset` of an element on.
     fn decode_all(element: &[u8], offset: u32, count: u16) -> Result<Vec<Self>, Malformed> {
         let field = "NegotiateContextList";
         buffer(field, element, offset, 0)?;
@@ -96,8 +96,7 @@ impl NegotiateRequest {
     /// Decodes the body of an element.
     ///
     /// # Errors
-    /// Returns an error if the element is too short or has another StructureSize, or if its dialects or contexts
-    /// are not inside it.
+    /// The element is too short or has another StructureSize, or its dialects or contexts are not inside it.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body("NEGOTIATE request", element, Self::FIXED, 36)?;
         let dialect_count = reader.u16();
@@ -188,8 +187,7 @@ impl NegotiateResponse {
     /// Decodes the body of an element.
     ///
     /// # Errors
-    /// Returns an error if the element is too short or has another StructureSize, or if its buffers are not
-    /// inside it.
+    /// The element is too short or has another StructureSize, or its buffers are not inside it.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, element, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let (security_mode, dialect, context_count) = (reader.u16(), reader.u16(), reader.u16());
@@ -257,8 +255,8 @@ impl NegotiateResponse {
     }
 }
 
-/// Returns the DialectRevision of a successful NEGOTIATE response. The first 70 bytes of the element are enough.
-/// Returns `None` for any other message, and for the wildcard dialect, after which the client negotiates again.
+/// Returns the DialectRevision of a successful NEGOTIATE response, of which 70 bytes suffice. Returns `None` for any
+/// other message, and for the wildcard dialect, after which the client negotiates again.
 pub fn negotiated_dialect(header: &Header, element: &[u8]) -> Option<u16> {
     if header.command != Command::NEGOTIATE || !header.is_response() || header.status != 0 {
         return None;
@@ -318,7 +316,7 @@ mod tests {
         ]
     }
 
-    /// Returns an element with the body that `encode` appends.
+    /// Returns the element of a body.
     fn element(encode: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
         let mut element = header(NEGOTIATE, 0);
         encode(&mut element);

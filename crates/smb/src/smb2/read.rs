@@ -18,7 +18,7 @@ pub struct ReadRequest {
     pub padding: u8,
     /// Flags.
     pub flags: u8,
-    /// Length: the number of bytes to read.
+    /// Bytes to read.
     pub length: u32,
     /// Offset in the file.
     pub offset: u64,
@@ -54,8 +54,7 @@ impl ReadRequest {
     /// Decodes the body of an element. Descriptors are decoded only if there is a channel.
     ///
     /// # Errors
-    /// Returns an error if the element is too short or has another StructureSize, or if its descriptors are not
-    /// inside it.
+    /// The element is too short or has another StructureSize, or its descriptors are not inside it.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, element, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let mut request = Self {
@@ -125,8 +124,7 @@ impl ReadResponse {
     /// be missing.
     ///
     /// # Errors
-    /// Returns an error if `head` is too short or has another StructureSize, or if the data is not inside the
-    /// element.
+    /// `head` is too short or has another StructureSize, or the data is not inside the element.
     pub fn decode(head: &[u8], length: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, head, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let data_offset = u32::from(reader.u8());
@@ -165,7 +163,7 @@ impl ReadResponse {
     /// Returns the data of a response. `element` is the complete element.
     ///
     /// # Errors
-    /// Returns an error if the element is shorter than the `length` given to [`decode`](Self::decode).
+    /// The element is shorter than the `length` given to [`decode`](Self::decode).
     pub fn data<'a>(&self, element: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let length = self.data.len() as u32;
         buffer("the data", element, self.data.start as u32, length)
@@ -235,7 +233,7 @@ mod tests {
             ..request()
         };
         assert_eq!(ReadRequest::decode(&element(&body)), Ok(request.clone()));
-        // The byte of the Buffer may be missing, and fields without a meaning may have any value.
+        // The byte may be missing, and fields without a meaning may have any value.
         assert_eq!(
             ReadRequest::decode(&element(&body[..48])),
             Ok(request.clone())
@@ -300,7 +298,7 @@ mod tests {
         let response = ReadResponse::decode(&element, element.len()).unwrap();
         assert_eq!(response, expected);
         assert_eq!(response.data(&element), Ok(&b"abc"[..]));
-        // The range of the data is found even if the data is missing.
+        // The data need not be there to be found.
         assert_eq!(ReadResponse::decode(&element[..80], 83), Ok(expected));
         assert!(response.data(&element[..82]).is_err());
     }

@@ -19,7 +19,7 @@ impl SessionSetupResponse {
     /// Decodes the body of an element.
     ///
     /// # Errors
-    /// Returns an error if the element is too short or has another StructureSize.
+    /// The element is too short or has another StructureSize.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let minimum = Header::LENGTH + 8;
         let mut reader = Reader::body("SESSION_SETUP response", element, minimum, 9)?;
@@ -28,7 +28,7 @@ impl SessionSetupResponse {
         })
     }
 
-    /// Returns whether the session is that of a guest, or anonymous. Such a session has no key.
+    /// Returns whether the session is a guest's or anonymous, which has no key.
     pub const fn is_guest_or_anonymous(self) -> bool {
         self.session_flags & Self::WITHOUT_KEY != 0
     }

@@ -42,8 +42,8 @@ impl WriteRequest {
     /// channel also the descriptors; the data may be missing.
     ///
     /// # Errors
-    /// Returns an error if `head` is too short or has another StructureSize, or if the data or the descriptors
-    /// are not inside the element.
+    /// `head` is too short or has another StructureSize, or the data or the descriptors are not inside
+    /// the element.
     pub fn decode(head: &[u8], length: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, head, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let data_offset = reader.u16();
@@ -128,7 +128,7 @@ impl WriteRequest {
 /// A successful WRITE response, without its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteResponse {
-    /// Count: the number of bytes written.
+    /// Count: bytes written.
     pub count: u32,
 }
 
@@ -139,7 +139,7 @@ impl WriteResponse {
     /// Decodes the body of an element.
     ///
     /// # Errors
-    /// Returns an error if the element is too short or has another StructureSize.
+    /// The element is too short or has another StructureSize.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body("WRITE response", element, Self::FIXED, 17)?;
         let _reserved = reader.u16();
@@ -214,7 +214,7 @@ mod tests {
             ..request()
         };
         assert_eq!(WriteRequest::decode(&element, 115), Ok(expected.clone()));
-        // The range of the data is found even if the data is missing.
+        // The data need not be there to be found.
         assert_eq!(WriteRequest::decode(&element[..112], 115), Ok(expected));
     }
 

@@ -14,14 +14,14 @@ use crate::{
 
 /// Longest READ or WRITE.
 const LONGEST: usize = 3000;
-/// Number of bytes of a file that are read and written.
+/// Bytes of a file that are read and written.
 pub(crate) const FILE: u64 = 8000;
 /// Number of files.
 pub(crate) const FILES: u8 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Client {
-    /// Whether the READs and WRITEs may have a channel.
+    /// Its READs and WRITEs may have a channel.
     pub(crate) rdma: bool,
     /// Whether the client is not hostile, so that answers to it are checked as well.
     pub(crate) honest: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Client {
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) command: u16,
-    /// The channel, or 0 if the data is in the messages.
+    /// 0 if its data is in the messages.
     pub(crate) channel: u32,
     pub(crate) length: u32,
     pub(crate) descriptors: Vec<BufferDescriptorV1>,
@@ -52,7 +52,7 @@ impl Client {
         }
     }
 
-    /// Returns the next message.
+    /// The next message.
     pub(crate) fn ask(&mut self, random: &mut Rng, memory: &mut Memory) -> Vec<u8> {
         match random.u8(..16) {
             0 => encrypted(random.usize(..300)),
@@ -111,7 +111,7 @@ impl Client {
                 return other(header(commands[random.usize(..commands.len())], id), &body);
             }
             1..=4 if rdma => {
-                // The descriptors may hold more memory than the READ asks for.
+                // More memory than is asked for.
                 bytes.resize(length + random.usize(..2) * random.usize(..20), 0x5c);
                 let descriptors = self.descriptors(random, memory, &bytes);
                 read(id, offset, length as u32, channel, &descriptors)
@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Records what a message that is sent asks for.
+    /// Notes what a message, as it is sent, asks for.
     pub(crate) fn sends(&mut self, message: &[u8], memory: &Memory) {
         for place in elements(message).unwrap_or_default() {
             let element = &message[place];
@@ -166,7 +166,7 @@ impl Client {
         }
     }
 
-    /// Checks a message of a server, which may be hostile.
+    /// Takes a message of a server that is honest or is not.
     pub(crate) fn receives(
         &mut self,
         sent: &Sent,
@@ -215,7 +215,7 @@ impl Client {
     }
 }
 
-/// Returns DataRemaining of an answer to a READ with data, and 0 for another answer.
+/// DataRemaining of an answer to a READ with data.
 fn remaining(element: &[u8]) -> u32 {
     if is_read_with_data(element) {
         u32_at(element, 72)

@@ -30,9 +30,9 @@ impl From<AccessFault> for End {
 
 #[derive(Debug)]
 pub(crate) enum Hop {
-    /// Removes the RDMA channel.
+    /// Takes RDMA off.
     Client(ClientChannel),
-    /// Adds an RDMA channel. The map has the registered memory of the unanswered requests.
+    /// Puts RDMA on, with the memory of the unanswered requests.
     Server(ServerChannel, HashMap<u64, Vec<BufferDescriptorV1>>),
 }
 
@@ -49,7 +49,7 @@ impl Hop {
         Self::Server(ServerChannel::new(settings), HashMap::new())
     }
 
-    /// Returns the number of requests that wait for their answer.
+    /// Requests that wait for their answer.
     pub(crate) fn pending(&self) -> usize {
         match self {
             Self::Client(channel) => channel.pending(),
@@ -188,7 +188,7 @@ impl Hop {
         }
     }
 
-    /// Returns the memory of the gateway for a request.
+    /// Memory of the gateway for a request.
     pub(crate) fn described(&self, message_id: u64) -> Option<Vec<BufferDescriptorV1>> {
         match self {
             Self::Client(_) => None,
@@ -197,7 +197,7 @@ impl Hop {
     }
 }
 
-/// Returns a message with random parts.
+/// A message of random parts.
 fn in_parts(bytes: &[u8], random: &mut Rng) -> Message {
     let longest = [1, 30, 104, 1340, usize::MAX][random.usize(..5)];
     let places = elements(bytes).unwrap_or_default();

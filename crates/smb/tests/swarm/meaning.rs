@@ -10,7 +10,7 @@ use crate::{
     messages::*,
 };
 
-/// Returns the ranges of the elements of a message, or `None` if it is not a well-formed SMB2 message.
+/// Where the elements of a well-formed SMB2 message are.
 pub(crate) fn elements(message: &[u8]) -> Option<Vec<Range<usize>>> {
     let mut elements = Vec::new();
     let mut start = 0;
@@ -32,12 +32,12 @@ pub(crate) fn elements(message: &[u8]) -> Option<Vec<Range<usize>>> {
     }
 }
 
-/// Returns the command of an element.
+/// The command of an element.
 pub(crate) fn command(element: &[u8]) -> u16 {
     u16_at(element, 12)
 }
 
-/// Returns the channel, length and descriptors of a READ or WRITE that has a channel.
+/// Channel, length and descriptors of a READ or WRITE that has a channel.
 pub(crate) fn channel(element: &[u8]) -> Option<(u32, u32, Vec<BufferDescriptorV1>)> {
     let (channel, length, info) = match command(element) {
         READ if element.len() >= 112 => (100, 68, 108),
@@ -58,7 +58,7 @@ pub(crate) fn channel(element: &[u8]) -> Option<(u32, u32, Vec<BufferDescriptorV
     Some((channel, u32_at(element, length), descriptors.collect()))
 }
 
-/// Returns the message with the same meaning without RDMA. A message without a channel is returned unchanged.
+/// The message with the same meaning without RDMA; a message without a channel is returned unchanged.
 pub(crate) fn plain_request(message: &[u8], memory: &Memory) -> Result<Vec<u8>, AccessFault> {
     let Some(places) = elements(message) else {
         return Ok(message.to_vec());
@@ -97,7 +97,7 @@ pub(crate) fn plain_request(message: &[u8], memory: &Memory) -> Result<Vec<u8>, 
     Ok(plain)
 }
 
-/// Returns the meaning of a message to the server: all that matters of each element, independent of its encoding.
+/// The meaning of a message to the server: all that matters of each element, independent of its encoding.
 /// Messages that mean the same may differ in padding and in fields without a meaning.
 pub(crate) fn request_meaning(message: &[u8], memory: &Memory) -> Result<Vec<u8>, AccessFault> {
     let plain = plain_request(message, memory)?;
@@ -129,7 +129,7 @@ pub(crate) fn request_meaning(message: &[u8], memory: &Memory) -> Result<Vec<u8>
     Ok(meaning)
 }
 
-/// Returns whether an element is an answer to a READ that has data, in the message or by RDMA.
+/// Whether an element is an answer to a READ that has data, in the message or by RDMA.
 pub(crate) fn is_read_with_data(element: &[u8]) -> bool {
     let status = u32_at(element, 8);
     let is_interim = status == PENDING;
@@ -140,8 +140,8 @@ pub(crate) fn is_read_with_data(element: &[u8]) -> bool {
         && u16_at(element, 64) == 17
 }
 
-/// Returns the meaning of each element of an answer. The data of a READ comes from the message, or from memory
-/// that `described` contains.
+/// The meaning of each element of an answer. The data of a READ comes from the message, or from memory that
+/// `described` contains.
 pub(crate) fn answer_meanings(
     message: &[u8],
     memory: &Memory,

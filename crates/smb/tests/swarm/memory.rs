@@ -23,7 +23,7 @@ struct Region {
 pub(crate) struct AccessFault;
 
 impl Memory {
-    /// Registers memory with this content at a random offset.
+    /// Registers memory with this content at an offset that may be anything.
     pub(crate) fn register(&mut self, random: &mut Rng, bytes: Vec<u8>) -> BufferDescriptorV1 {
         let token = loop {
             let token = random.u32(..);
@@ -71,7 +71,7 @@ impl Memory {
         descriptors
     }
 
-    /// Returns the content of registered memory, as its owner sees it, even if the token was invalidated.
+    /// The content that its owner sees, valid for others or not.
     pub(crate) fn content(&self, descriptors: &[BufferDescriptorV1]) -> Vec<u8> {
         let regions = descriptors
             .iter()
@@ -86,7 +86,7 @@ impl Memory {
         }
     }
 
-    /// Invalidates a token for other ends. A second call is an error.
+    /// Invalidates a token for others, once.
     pub(crate) fn invalidate(&mut self, token: u32) -> Result<(), AccessFault> {
         match self.regions.get_mut(&token) {
             Some(region) if region.valid => {
@@ -97,7 +97,7 @@ impl Memory {
         }
     }
 
-    /// Performs an RDMA Read of the first `length` bytes that the descriptors describe.
+    /// RDMA Read of the first `length` bytes that the descriptors describe.
     pub(crate) fn read(
         &self,
         descriptors: &[BufferDescriptorV1],
@@ -120,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// Performs an RDMA Write to the beginning of the memory that the descriptors describe.
+    /// RDMA Write from the beginning of what the descriptors describe.
     pub(crate) fn write(
         &mut self,
         descriptors: &[BufferDescriptorV1],
@@ -162,7 +162,7 @@ impl Memory {
         }
     }
 
-    /// Returns the number of registrations.
+    /// How much is registered.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
     }

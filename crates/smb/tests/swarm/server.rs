@@ -13,10 +13,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) rdma: bool,
-    /// Whether the server answers requests of different messages in one compound.
+    /// It answers requests of different messages together.
     mixes: bool,
     pub(crate) files: Vec<Vec<u8>>,
-    /// Messages that have elements without an answer.
+    /// Messages of which elements wait for their answer.
     waiting: Vec<Vec<Task>>,
     /// Encrypted and compressed messages to answer.
     opaque: Vec<Vec<u8>>,
@@ -45,12 +45,12 @@ impl Server {
         }
     }
 
-    /// Returns whether nothing is left to answer.
+    /// Whether it has nothing left to answer.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.opaque.is_empty()
     }
 
-    /// Receives a message.
+    /// Takes a message.
     pub(crate) fn receives(&mut self, message: &[u8]) {
         if matches!(message.first_chunk(), Some(b"\xfcSMB" | b"\xfdSMB")) {
             self.opaque.push(message.to_vec());
@@ -113,8 +113,7 @@ impl Server {
             let sent = self.answer(&task, random, memory)?;
             return Ok(Some(sent));
         }
-        // A signed answer is not sent in a compound with others, because the gateway may have to split such a
-        // compound.
+        // A signed answer is not put together with others, which may have to be taken apart again.
         let is_signed = |task: &Task| u32_at(&task.element, 16) & SIGNED != 0;
         let has_signed = self.waiting.iter().flatten().any(is_signed);
         let tasks = if self.mixes && !has_signed {
@@ -141,7 +140,7 @@ impl Server {
         Ok(Some(bytes.into()))
     }
 
-    /// Executes a request, and returns the answer.
+    /// Does what a request asks for, and answers it.
     fn answer(
         &mut self,
         task: &Task,
@@ -227,7 +226,7 @@ impl Server {
     }
 }
 
-/// Returns the data of a WRITE, from the message or by RDMA.
+/// The data of a WRITE, in the message or by RDMA.
 pub(crate) fn written(element: &[u8], memory: &Memory) -> Result<Vec<u8>, AccessFault> {
     if let Some((_, length, descriptors)) = channel(element) {
         return memory.read(&descriptors, length as usize);
@@ -240,7 +239,7 @@ pub(crate) fn written(element: &[u8], memory: &Memory) -> Result<Vec<u8>, Access
     Ok(data.unwrap_or_default().to_vec())
 }
 
-/// Writes data to a file.
+/// Puts data into a file.
 pub(crate) fn apply(file: &mut Vec<u8>, offset: usize, data: &[u8]) {
     if file.len() < offset + data.len() && !data.is_empty() {
         file.resize(offset + data.len(), 0);

@@ -483,7 +483,7 @@ impl Functions {
     /// Loads both libraries and looks up their functions.
     ///
     /// # Errors
-    /// Returns an error if a library or a function is missing. The error names it in one line.
+    /// A library or a function is missing. The error names it in one line.
     pub(crate) fn load() -> Result<Self, String> {
         let [ibverbs, rdmacm] = LIBRARIES.map(|name| {
             // SAFETY: the constructors of rdma-core's libraries only set up their own state.

@@ -10,7 +10,7 @@ use crate::{
     ledger::Signal,
 };
 
-/// Largest number of work requests that one call to the driver posts, and of completions that one call takes.
+/// Work requests posted by one call to the driver, and completions taken by one call.
 pub(super) const MAX_BATCH: usize = 16;
 
 /// Send work requests in the form of C, each chained to the next.

@@ -76,8 +76,8 @@ impl VerbsQueuePair {
                 self.id
                     .span()
                     .in_scope(|| warn!(?completion, %invalid, "an invalid work completion"));
-                // A peer causes `TooLong` by sending a byte into a Receive of length 0, whose buffer has room for
-                // one byte.
+                // A peer causes this one by sending a byte into an empty Receive, which has room
+                // for one.
                 let kind = match invalid {
                     InvalidCompletion::TooLong => ProviderErrorKind::Protocol,
                     _ => ProviderErrorKind::Local,
@@ -94,9 +94,10 @@ impl VerbsQueuePair {
             .take_receive()
             .expect("the completion matched it");
         let message = self.pool.lend(slot, length as usize);
-        // A message proves that the peer is connected. The connection manager learns this from a message of its
-        // own, and is not notified here (`rdma_notify`): if the connection ended right after that, Linux would
-        // repeat its answer for more than a minute, and `rdma_destroy_id` would wait for it.
+        // A message proves that the peer is connected. The connection manager learns it from a
+        // message of its own and is not notified here (`rdma_notify`): if the connection ended
+        // right after that, Linux would repeat its answer for more than a minute, and
+        // `rdma_destroy_id` would wait for it.
         self.is_established = true;
         let (token, certain) = match invalidated {
             Invalidated::Nothing => (None, true),
@@ -105,7 +106,7 @@ impl VerbsQueuePair {
         };
         let allowed =
             |region: &&mut RegisteredBuffer| region.access.contains(Access::REMOTE_INVALIDATE);
-        // A peer cannot invalidate a window whose binding is still queued, and the binding needs the window.
+        // The adapter knows a window once it is bound, and needs it until then.
         let unbound = |token: &Token| self.queue.iter().any(|entry| entry.binds(*token));
         let invalidated = token.filter(|token| {
             if unbound(token) {

@@ -80,8 +80,8 @@ pub(crate) struct VerbsQueuePair {
     ledger: Ledger<(WorkId, Slot), SendEntry>,
     /// Sends, Reads, Writes and bindings that are not posted to the adapter yet.
     queue: VecDeque<SendEntry>,
-    /// Number of entries at the front of `queue` that a flush released. They are posted as soon as the adapter
-    /// takes them.
+    /// Entries at the front of `queue` that a flush released. They are posted as soon as the
+    /// adapter takes them.
     flushed: usize,
     regions: HashMap<Token, RegisteredBuffer>,
     pool: Pool,
@@ -94,7 +94,7 @@ pub(crate) struct VerbsQueuePair {
 
     limits: Limits,
     is_iwarp: bool,
-    /// Number of scatter/gather elements of a Send.
+    /// Scatter/gather elements of a Send.
     send_elements: u32,
     /// Whether the device has memory windows of type 2.
     has_windows: bool,
@@ -104,11 +104,12 @@ pub(crate) struct VerbsQueuePair {
     runtime: Handle,
     busy_poll: Duration,
     close_timeout: Duration,
-    /// Number of internal requests in the queue and in the ledger. They do not count against the caller's room.
+    /// Internal work in the queue and in the ledger, which does not count against the caller's
+    /// room.
     internal_work: usize,
     /// Probes that wake a peer which may have overlooked the first message.
     startup_probes: Option<StartupProbes>,
-    /// Number of entries of the adapter's send queue.
+    /// Entries of the adapter's send queue.
     send_depth: usize,
     /// Completions that the driver task has not taken yet.
     ready: VecDeque<Completion>,

@@ -26,7 +26,7 @@ use crate::{
     memory::Domain,
 };
 
-/// Number of send queue entries reserved for internal work: window bindings and startup probes.
+/// Send queue entries reserved for internal work: window bindings and startup probes.
 pub(super) const RESERVED_SEND_ENTRIES: u32 = 32;
 
 /// A completion with all fields zero, to fill an array that [`Cq::poll`] writes to.

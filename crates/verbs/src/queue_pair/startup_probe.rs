@@ -1,4 +1,4 @@
-//! Startup probes: zero-length Writes that make an iWARP peer read from its connection again.
+//! Startup probes: zero-length Writes that make an iWARP peer read its connection again.
 //!
 //! Linux' software iWARP can overlook a message that arrives between its answer and the moment the
 //! connection is established. It looks at its receive queue again when more bytes arrive, so this
@@ -16,9 +16,9 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How long an iWARP peer may be silent before the first startup probe, and between two probes.
+/// How long an iWARP peer may be silent before a startup probe, and between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// Number of startup probes of a connection whose peer stays silent.
+/// Startup probes of a connection whose peer stays silent.
 const PROBE_COUNT: u32 = 3;
 
 /// The remaining startup probes of a connection whose peer has not sent anything yet.
@@ -45,7 +45,7 @@ impl StartupProbes {
         Poll::Ready(())
     }
 
-    /// Returns whether no probe is left.
+    /// Returns whether all probes were due.
     pub(super) const fn is_finished(&self) -> bool {
         self.left == 0
     }

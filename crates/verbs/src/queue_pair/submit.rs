@@ -29,8 +29,8 @@ const COPY_THRESHOLD_BYTES: usize = 64 << 10;
 const MIN_SIGNALED_BYTES: usize = 4096;
 
 impl VerbsQueuePair {
-    /// Posts a Receive to the adapter immediately. The adapter accepts it even before the connection is
-    /// established, and the peer may already rely on it.
+    /// Posts a Receive to the adapter immediately. The adapter takes it before the connection is
+    /// established too, and the peer may already rely on it.
     fn post_receive(&mut self, id: WorkId, length: u32) -> io::Result<()> {
         let slot = self.pool.take(length as usize)?;
         let mut element = ibv_sge {
@@ -129,8 +129,8 @@ impl VerbsQueuePair {
     /// Copies or registers the memory of `work` and queues it; Receives are posted immediately.
     ///
     /// # Errors
-    /// Returns an error with the work if the memory cannot be registered. The work has the buffer of a Read, or
-    /// the count of Receives that remain to be posted.
+    /// The memory cannot be registered. The work is returned with the buffer of a Read; the count
+    /// of Receives is what remains to be posted.
     pub(super) fn enqueue(&mut self, work: WorkRequest) -> Result<(), (WorkRequest, io::Error)> {
         match work {
             WorkRequest::Receive { id, length, count } => {
@@ -274,7 +274,7 @@ impl VerbsQueuePair {
         } else {
             flags
         };
-        // The window is allocated first: if the allocation fails, the buffer can be returned, which is not
+        // The window is allocated first: if it fails, the buffer can be returned, which is not
         // certain once the buffer is registered.
         let window = match windowed.then(|| Window::new(&self.domain)).transpose() {
             Ok(window) => window,

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::ffi::{Functions, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 
-    /// Number of calls of `rdma_disconnect`. Only one test uses this counter.
+    /// Calls of `rdma_disconnect`. Only one test uses it.
     static DISCONNECTS: AtomicUsize = AtomicUsize::new(0);
 
     /// Reads an event from the descriptor of the channel, on which the fake connection manager

@@ -24,8 +24,8 @@ impl VerbsQueuePair {
             && let Poll::Ready(fault) = self.device_events.poll_fault(context)
         {
             self.device_fault = Some(fault);
-            // The connection may not be established yet, and until then the connection manager does not
-            // disconnect it.
+            // The connection may not be established yet, and the connection manager does not
+            // disconnect it before.
             if matches!(self.phase, Phase::Open | Phase::Closing) {
                 self.await_fault_report();
             }

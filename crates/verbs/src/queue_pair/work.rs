@@ -142,7 +142,7 @@ impl Source {
 /// Returns the length of a Send, Read or Write as the 32 bits of a work request.
 ///
 /// # Errors
-/// Returns `InvalidInput` if the length does not fit.
+/// `InvalidInput` if it does not fit.
 pub(super) fn request_length(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput.into())
 }

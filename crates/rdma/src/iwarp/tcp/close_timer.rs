@@ -7,8 +7,8 @@ use crate::{
     work::{ProviderError, ProviderErrorKind},
 };
 
-/// The number of bytes that a graceful disconnect has to move in each period of its timer. A peer that takes data
-/// more slowly could otherwise delay the end without limit.
+/// The bytes that a graceful disconnect has to move in each period of its timer. A peer that takes data more slowly
+/// could otherwise delay the end without limit.
 const MIN_PROGRESS_BYTES: u64 = 64 * 1024;
 
 /// Returns the error of a peer that has not acknowledged everything when the timer runs out.

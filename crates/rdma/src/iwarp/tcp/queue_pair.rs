@@ -94,8 +94,8 @@ enum Closing {
     Terminated,
 }
 
-/// The number of bytes that are sent between two reads of the MSS. It is not larger than the backlog of a stream.
-/// Where FPDUs are aligned, the MSS is read before each round of writes instead.
+/// The bytes that are sent between two reads of the MSS. It is not more than the backlog of a
+/// stream. Where FPDUs are aligned, the MSS is read before each round of writes instead.
 const MSS_CHECK_INTERVAL_BYTES: u64 = 256 * 1024;
 /// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer
 /// answers sooner, and a Linux server gives up after 5 seconds.
@@ -108,12 +108,12 @@ const STARTUP_PROBE_DELAYS: [Duration; 3] = [
 const MAX_WRITES_PER_CALL: usize = 16;
 /// The most records that one call writes.
 const MAX_RECORDS_PER_CALL: usize = 256;
-/// The number of bytes after which a call writes no more records.
+/// The bytes after which a call writes no more records.
 const MAX_RECORD_BYTES_PER_CALL: u64 = 4 * 1024 * 1024;
-/// The most reads without a completion in one poll, so that other tasks can run. One read can return ten thousand
-/// of the smallest FPDUs.
+/// The most reads in one poll that yield no completion. One read can return ten thousand of the
+/// smallest FPDUs.
 const MAX_READS_PER_POLL: usize = 4;
-/// The number of bytes after which a poll that yields no completion reads no more.
+/// The bytes after which a poll that yields no completion reads no more.
 const MAX_READ_BYTES_PER_POLL: u64 = 96 * 1024;
 
 impl IwarpQueuePair {

@@ -48,8 +48,8 @@ const SMALL_WRITE_SLICES: usize = 4;
 /// Between two cores of one machine with reno and cubic, RDMA is 3 to 17 % faster than with
 /// [`MAX_BACKLOG_BBR`].
 const MAX_BACKLOG: usize = 1024 * 1024;
-/// [`MAX_BACKLOG`] with bbr, which paces the connection. With 1 MiB, RDMA operations of 64 KiB reach a third of
-/// the rate over a veth pair.
+/// [`MAX_BACKLOG`] with bbr, which paces the connection. With 1 MiB, RDMA of 64 KiB has a third of the
+/// rate over a veth pair.
 const MAX_BACKLOG_BBR: usize = 512 * 1024;
 /// The flag that keeps Linux from appending later bytes to the last segment of a write, even when it
 /// retransmits the segment. If the send buffer is full, Linux accepts a write up to a multiple of the

@@ -31,7 +31,7 @@ use super::{
     request::ConnectRequest,
 };
 
-/// The timeouts and retries of a communication.
+/// The times of a communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmTiming {
     /// The time after which an unanswered message is sent again.

@@ -17,8 +17,8 @@ pub struct ConnectReply {
     pub queue_key: u32,
     /// The queue pair of the sender, of 24 bits.
     pub queue_pair: u32,
-    /// The PSN of the first request that the sender of this message expects, of 24 bits. The receiver of this
-    /// message starts its requests with this PSN.
+    /// The PSN of the first request that the sender of this message expects, of 24 bits. The
+    /// receiver of this message starts its requests with it.
     pub starting_psn: u32,
     /// The most RDMA Reads of the peer that the sender serves concurrently.
     pub responder_resources: u8,
@@ -26,11 +26,11 @@ pub struct ConnectReply {
     pub initiator_depth: u8,
     /// How long the sender takes to acknowledge a packet.
     pub target_ack_delay: CmTimeout,
-    /// The 2 bits that say whether the sender accepted the alternate path.
+    /// Whether the sender accepted the alternate path, in 2 bits.
     pub failover_accepted: u8,
     /// Whether the sender's queue pair has end-to-end flow control.
     pub end_to_end_flow_control: bool,
-    /// How often a message is sent again to a peer that is not ready; 7 means without a limit.
+    /// How often a message is sent again to a peer that is not ready; 7 is without a limit.
     pub rnr_retry_count: u8,
     /// Whether the sender's queue pair takes receives from a shared queue.
     pub shared_receive_queue: bool,

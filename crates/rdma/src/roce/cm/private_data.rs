@@ -16,9 +16,9 @@ pub struct PrivateData<const N: usize>([u8; N]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length} bytes of private data, at most {limit} fit")]
 pub struct TooLong {
-    /// The number of bytes to send.
+    /// The bytes to send.
     pub length: usize,
-    /// The number of bytes that fit.
+    /// The bytes that fit.
     pub limit: usize,
 }
 

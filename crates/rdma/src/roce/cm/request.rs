@@ -31,8 +31,8 @@ pub struct ConnectRequest {
     pub transport_service_type: u8,
     /// Whether the sender's queue pair has end-to-end flow control.
     pub end_to_end_flow_control: bool,
-    /// The PSN of the first request that the sender of this message expects, of 24 bits. The receiver of this
-    /// message starts its requests with this PSN.
+    /// The PSN of the first request that the sender of this message expects, of 24 bits. The
+    /// receiver of this message starts its requests with it.
     pub starting_psn: u32,
     /// How long the sender takes to answer messages.
     pub local_response_timeout: CmTimeout,
@@ -44,7 +44,7 @@ pub struct ConnectRequest {
     pub path_mtu: Option<PathMtu>,
     /// Whether the sender has an RD channel to the peer.
     pub rdc_exists: bool,
-    /// How often a message is sent again to a peer that is not ready; 7 means without a limit.
+    /// How often a message is sent again to a peer that is not ready; 7 is without a limit.
     pub rnr_retry_count: u8,
     /// How often a CM message is sent again; at most 15.
     pub max_cm_retries: u8,

@@ -32,7 +32,7 @@ pub(super) struct Connection {
     outbound: Flow,
     /// The ICRCs of packets of the peer.
     pub(super) inbound: Flow,
-    /// The numbers of bytes of datagrams that were sent and received.
+    /// The bytes of datagrams that were sent and received.
     pub(super) moved: (u64, u64),
     /// The DREQ to send after the last packets of a queue pair that broke.
     pub(super) farewell: Option<Mad>,

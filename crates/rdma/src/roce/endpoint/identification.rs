@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The largest difference between two consecutive Identifications of a sender.
+/// How far an Identification may be ahead of the previous one.
 const MAX_STEP: u16 = 256;
 /// The number of Identifications that this library uses, from 0 on: the most packets in one group.
 const GROUP: u16 = 128;

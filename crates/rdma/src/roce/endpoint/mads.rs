@@ -177,8 +177,8 @@ impl Endpoint {
         let what =
             "RoCE: the peer has started again, and uses the queue pair for another connection";
         let error = ProviderError::new(ProviderErrorKind::Reset, what);
-        // A request that is not answered yet is not a connection, so it is not ended. Otherwise each request of a
-        // flood would leave an ended communication.
+        // A request that is not answered yet is not a connection, so it is not ended. Otherwise a flood of
+        // requests would leave one ended communication each.
         let connection = self.connections.get(&number);
         if connection.is_some_and(Connection::takes_packets) {
             self.end(now, number, Disconnect::Broken(error), Cause::Aborted);

@@ -16,7 +16,7 @@ pub struct EndpointSettings {
     pub responder_resources: u8,
     /// ORD: the most RDMA Reads that a connection has outstanding.
     pub initiator_depth: u8,
-    /// The timeouts and retries of CM messages.
+    /// The times of CM messages.
     pub timing: CmTiming,
     /// The time after which packets without an acknowledgement are sent again.
     pub ack_timeout: CmTimeout,

@@ -1,10 +1,10 @@
 //! [`FlowIcrc`], the ICRCs of packets between the same two sockets.
 //!
-//! The IP and UDP headers of such packets differ only in their length and in the Identification of IPv4. So the
-//! register of the CRC after these headers is computed once for each length, and the Identification is added to
-//! it, because a CRC is linear. The byte of the BTH that counts as ones is 0 in nearly all packets, so that the
-//! difference to the CRC depends only on the length. A packet then takes one pass of the CRC over its bytes as
-//! they are.
+//! The IP and UDP headers of such packets differ only in their length and in the Identification of
+//! IPv4. So the register of the CRC after these headers is computed once for each length, and the
+//! Identification is added to it, because a CRC is linear. The byte of the BTH that counts as ones is
+//! 0 in nearly all packets; the difference it makes to the CRC depends on the length only. A packet
+//! then takes one pass of the CRC over its bytes as they are.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -45,7 +45,7 @@ struct Known {
 
 /// The shortest packet that has a masked byte, without its ICRC.
 const SHORTEST: usize = Bth::LENGTH;
-/// The number of bytes of the IPv4 and UDP headers after the Identification.
+/// The bytes of the IPv4 and UDP headers after the Identification.
 const AFTER_IDENTIFICATION: u32 = 22;
 /// For each bit of the Identification, the register of a CRC that starts at 0, after headers in which only this
 /// bit is set.

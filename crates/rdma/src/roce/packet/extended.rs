@@ -62,8 +62,8 @@ pub struct Aeth {
 pub enum Syndrome {
     /// A positive acknowledgement.
     Ack {
-        /// The code for the number of receives, 5 bits. [`Syndrome::NO_CREDIT`] means that the responder does not
-        /// report the number.
+        /// The code for the number of receives, 5 bits. [`Syndrome::NO_CREDIT`] means that the
+        /// responder does not report it.
         credit: u8,
     },
     /// Receiver not ready: no receive was posted.

@@ -120,7 +120,7 @@ impl Opcode {
         Self::CongestionNotification,
     ];
 
-    /// Decodes the opcode byte of the BTH.
+    /// Decodes the byte of the BTH.
     ///
     /// # Errors
     /// Returns an error if the opcode is not one of [`ALL`](Self::ALL).

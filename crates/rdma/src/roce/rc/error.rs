@@ -38,12 +38,12 @@ pub enum QueuePairError {
     /// A Send is longer than its receive.
     #[error("a Send of {length} bytes or more for a receive of {limit}")]
     MessageTooLong {
-        /// The number of bytes that have arrived.
+        /// The bytes that have arrived.
         length: u64,
-        /// The number of bytes that the receive accepts.
+        /// The bytes that the receive accepts.
         limit: u32,
     },
-    /// The packets of an RDMA Write have more or fewer bytes than the Write announced.
+    /// The packets of an RDMA Write have more or fewer bytes than it announced.
     #[error("an RDMA Write whose length is not the announced one")]
     WriteLength,
     /// An RDMA Read or Write is longer than 2^31 bytes.

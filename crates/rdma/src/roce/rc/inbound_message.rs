@@ -36,7 +36,7 @@ enum Progress {
     Write {
         /// Where the next byte goes.
         next: RemoteAddress,
-        /// The number of bytes that are still to arrive.
+        /// The bytes that are still to arrive.
         left: u32,
     },
 }

@@ -76,8 +76,8 @@ pub struct QueuePair {
     is_nak_due: bool,
 }
 
-/// The most work requests that may be outstanding in each direction. The limit bounds the memory of a caller that
-/// posts and never polls.
+/// The most work requests that may be outstanding in each direction. It bounds the memory of a
+/// caller that posts and never polls.
 const MAX_QUEUE_ENTRIES: usize = 8192;
 /// The low 15 bits of a P_Key, which name the partition.
 const PARTITION: u16 = 0x7fff;

@@ -61,7 +61,7 @@ pub(super) struct Requester {
     unrequested: u64,
     window: Window,
     timer: RetransmissionTimer,
-    /// The value of `next` at a timeout, until everything before it is acknowledged.
+    /// The value of `next` at the last timeout, until that is acknowledged.
     timed_out_at: Option<u64>,
     /// The end of the pause that the peer asked for, because it had no receive.
     paused_until: Option<Instant>,
@@ -234,7 +234,7 @@ impl Requester {
         let ends_request = sequence + 1 == request.end();
         let ends_queue = ends_request && self.current + 1 == self.queue.len();
         // The last packet that is posted or that the window permits has to be acknowledged. Earlier packets are
-        // acknowledged four times in each window, so that the window moves before it is used up.
+        // acknowledged four times in each window, so that the window moves before it is empty.
         //= ROCE-9.7.3-01
         bth.ack_request = ends_queue || self.room() == 1 || self.unrequested >= window / 4;
         if bth.ack_request {

@@ -71,7 +71,7 @@ struct Response {
     psn: Psn,
     /// Where the next response packet begins.
     next: RemoteAddress,
-    /// The number of bytes that are still to be sent.
+    /// The bytes that are still to be sent.
     left: u32,
     /// Whether a response packet was sent.
     has_begun: bool,

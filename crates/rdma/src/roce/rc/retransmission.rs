@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 /// The timer of a requester.
 ///
-/// The timeout follows the measured round trips, so that a loss costs little on a fast network. The timeout
-/// doubles each time that it expires, up to the acknowledgement timeout. The connection breaks when the peer has
-/// acknowledged nothing for the acknowledgement timeout and each of its retries. A timeout that is noticed late,
-/// because this process did not run, counts no more than one that is noticed in time.
+/// The timeout follows the measured round trips, so that a loss costs little on a fast network. It
+/// doubles each time it expires, up to the acknowledgement timeout. The connection breaks when the
+/// peer has acknowledged nothing for the acknowledgement timeout and each of its retries. A timeout
+/// that is noticed late, because this process did not run, counts no more than one that is noticed in
+/// time.
 #[derive(Debug)]
 pub(super) struct RetransmissionTimer {
     /// The timeout before the first round trip is measured.

@@ -22,7 +22,7 @@ pub(super) struct Request {
     pub(super) first: u64,
     /// The number of packets: those of the request, or those of the response to a Read.
     pub(super) packets: u64,
-    /// The number of payload bytes of each packet except the last one, which may have fewer.
+    /// The bytes of payload of each packet except the last one, which may have fewer.
     stride: usize,
 }
 
@@ -148,7 +148,7 @@ pub(super) const fn packets_of(length: usize, path_mtu: usize) -> u64 {
     length.div_ceil(path_mtu) as u64
 }
 
-/// Returns the number of payload bytes of each packet of a Write except the last one.
+/// Returns the bytes of payload of each packet of a Write except the last one.
 const fn stride_of(length: usize, path_mtu: usize) -> usize {
     if length <= path_mtu || length > MAX_EQUAL_PACKETS * path_mtu {
         return path_mtu;

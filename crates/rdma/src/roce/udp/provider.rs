@@ -67,7 +67,7 @@ impl KnownSocket {
     }
 }
 
-/// The number of attempts to bind an address whose socket another thread is about to close.
+/// The attempts to bind an address whose socket another thread is about to close.
 const MAX_BIND_ATTEMPTS: usize = 1000;
 
 impl Roce {

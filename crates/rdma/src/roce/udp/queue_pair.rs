@@ -66,7 +66,7 @@ impl Drop for Owned {
 pub(super) struct RoceQueuePair {
     owned: Owned,
     path: Path,
-    /// Completions that were taken from the endpoint together, so that the lock is not needed for each of them.
+    /// Completions that were taken from the endpoint together, so that not each of them needs the lock.
     completions: VecDeque<Completion>,
     /// Whether the last poll has received as many datagrams as one poll may.
     is_unfinished: bool,

@@ -71,7 +71,7 @@ pub(super) struct Core {
     pub(super) endpoint: Endpoint,
     waiting: HashMap<ConnectionId, Waiting>,
     listeners: HashMap<u16, mpsc::UnboundedSender<Request>>,
-    /// The datagrams of the group that is being sent.
+    /// The datagrams of the group that is sent.
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
@@ -138,9 +138,9 @@ pub(super) struct Request {
 /// The most groups of datagrams that one call receives or sends, so that other tasks can run.
 pub(super) const MAX_GROUPS_PER_CALL: usize = 64;
 
-/// The number of bytes of received datagrams after which acknowledgements are sent, even if more datagrams have
-/// arrived. With a lower limit, acknowledgements would cost more system calls. With a higher one, the sender
-/// could use up its window before an acknowledgement arrives.
+/// The bytes of received datagrams after which acknowledgements are sent, even if more have arrived. With a lower
+/// limit, acknowledgements would cost more system calls. With a higher one, the sender could use up its window
+/// before an acknowledgement arrives.
 const MAX_BYTES_PER_ANSWER: usize = 100_000;
 
 /// The most calls that receive before timers are run. Together they take as much as the receive buffer of the

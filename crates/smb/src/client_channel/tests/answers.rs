@@ -1,4 +1,4 @@
-//! Tests with answers of the server, including faulty ones.
+//! Answers of the server, with faults among them.
 
 use super::*;
 

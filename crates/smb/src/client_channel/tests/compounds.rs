@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the elements of a compound: CREATE, then `middle`, which is a READ or WRITE by RDMA, then CLOSE.
+/// A chain of CREATE, READ or WRITE by RDMA and CLOSE.
 fn chain(middle: Vec<u8>) -> Vec<Vec<u8>> {
     vec![
         other(header(CREATE, 20), &[57; 59]),

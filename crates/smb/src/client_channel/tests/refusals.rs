@@ -90,7 +90,7 @@ fn write_longer_than_a_message_over_tcp_is_refused() {
 fn compound_longer_than_a_message_over_tcp_is_refused() {
     let described = [descriptor(0, 1, u32::MAX)];
     let write = |id, length| write_by_rdma(id, 0, length, V1, &described);
-    // The ECHO takes 64 bytes, and the WRITE 112 bytes before its data. Up to 7 bytes of padding follow the data.
+    // 64 bytes for ECHO, 112 for WRITE, one of padding.
     let longest = 0x00ff_ffff - 112 - 64;
     let echo = header(ECHO, 1);
     for (length, fits) in [(longest - 7, true), (longest, false)] {
