@@ -203,9 +203,16 @@ impl<C: EndpointContext> AddressShared<C> {
         let offer = Offer {
             peer_addr: incoming.peer_addr(),
         };
-        match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
+        let asked = catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer)));
+        match asked {
             Ok(ConnectAnswer::Accept(endpoint)) => {
-                endpoint.accept_offer(self, incoming);
+                if !endpoint.accept_offer(self, incoming) {
+                    let failed = Err(Status::INVALID_CONNECTION);
+                    let report = || client.accept_completed(&endpoint, failed);
+                    if catch_unwind(AssertUnwindSafe(report)).is_err() {
+                        warn!("the handler of the acceptance panicked");
+                    }
+                }
                 None
             }
             Ok(ConnectAnswer::Refuse) => {

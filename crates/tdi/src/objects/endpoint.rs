@@ -86,8 +86,16 @@ impl<C: EndpointContext> Endpoint<C> {
 
     /// Disconnects with [`ABORT`](DisconnectFlags::ABORT).
     pub(super) fn abort(&self) -> Result<(), Status> {
+        self.abort_if(|state| state.check(Request::Abort))
+    }
+
+    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if `check` allows it in the present state.
+    pub(super) fn abort_if(
+        &self,
+        check: impl FnOnce(EndpointState) -> Result<(), Status>,
+    ) -> Result<(), Status> {
         let mut state = self.lock();
-        state.phase.state().check(Request::Abort)?;
+        check(state.phase.state())?;
         //= TDI-DISC-07
         let phase = std::mem::replace(&mut state.phase, Phase::Associated);
         let (session, address) = (state.session.clone(), state.address.clone());

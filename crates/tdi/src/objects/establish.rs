@@ -63,8 +63,9 @@ impl<C: EndpointContext> Endpoint<C> {
         None
     }
 
-    /// Accepts a peer for which the connect handler has returned this endpoint.
-    pub(crate) fn accept_offer(&self, address: &Arc<AddressShared<C>>, incoming: Incoming) {
+    /// Accepts a peer for which the connect handler has returned this endpoint. Returns false if the endpoint
+    /// cannot accept it.
+    pub(crate) fn accept_offer(&self, address: &Arc<AddressShared<C>>, incoming: Incoming) -> bool {
         let mut state = self.lock();
         let is_here = state
             .address
@@ -72,7 +73,7 @@ impl<C: EndpointContext> Endpoint<C> {
             .is_some_and(|own| Arc::ptr_eq(own, address));
         if !is_here || state.phase.state() != EndpointState::Associated {
             warn!("the connect handler gave an endpoint that is not idle on this address");
-            return;
+            return false;
         }
         let attempt = state.begin();
         let (weak, endpoint) = (self.downgrade(), self.clone());
@@ -84,6 +85,7 @@ impl<C: EndpointContext> Endpoint<C> {
         };
         let task = tokio::spawn(accepting).abort_handle();
         state.phase = Phase::Accepting(Attempt::new(None, task));
+        true
     }
 
     /// Cancels a pending listen, because the address was closed.

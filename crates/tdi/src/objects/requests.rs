@@ -13,7 +13,7 @@ use super::{
     types::{Address, Endpoint, EndpointContext, EndpointLocked, PendingListen},
 };
 use crate::{
-    protocol::{Cause, DisconnectFlags, Request, Status},
+    protocol::{Cause, DisconnectFlags, EndpointState, Request, Status},
     session::{Requested, complete, done, now, requested},
 };
 
@@ -209,6 +209,19 @@ impl<C: EndpointContext> Endpoint<C> {
         } else {
             done(self.abort())
         }
+    }
+
+    /// Cancels a pending connect, listen or acceptance, which completes with
+    /// [`CANCELLED`](Status::CANCELLED). Returns false and changes nothing if there is none, also if it
+    /// has just completed.
+    pub fn cancel(&self) -> bool {
+        let cancelled = self.abort_if(|state| match state {
+            EndpointState::Connecting | EndpointState::Listening | EndpointState::Accepting => {
+                Ok(())
+            }
+            _ => Err(Status::INVALID_DEVICE_STATE),
+        });
+        cancelled.is_ok()
     }
 
     fn release(&self, timeout: Option<Duration>) -> Requested {

@@ -133,7 +133,8 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
 
     /// Handles the result of an acceptance: whether the connection of an offer that
     /// [`connect`](Self::connect) accepted was established. After this call the endpoint is closed
-    /// unless the client has kept a handle.
+    /// unless the client has kept a handle. The result is
+    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) if the endpoint could not accept the offer.
     fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {}
 
     /// Handles TDI_EVENT_RECEIVE: bytes of a TSDU have arrived.

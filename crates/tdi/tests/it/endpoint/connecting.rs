@@ -26,6 +26,7 @@ over_providers! {
     closing_an_address_keeps_its_connections;
     connect_fails_without_a_listener;
     endpoints_and_addresses_can_be_reused;
+    pending_attempts_can_be_cancelled;
 }
 
 const ABORT: DisconnectFlags = DisconnectFlags::ABORT;
@@ -208,13 +209,40 @@ async fn failing_connect_handler_refuses_the_peer(provider: Arc<dyn Provider>) {
     refused().await;
     recorder.answer(How::Panic);
     refused().await;
-    assert_eq!(recorder.lines(), ["connect"; 4]);
+    // The client learns that its endpoint could not accept the peer.
+    let failed: Result<(), Status> = Err(Status::INVALID_CONNECTION);
+    let failed = format!("accepted {failed:?}");
+    assert_eq!(
+        recorder.lines(),
+        ["connect", "connect", "connect", &failed, "connect"]
+    );
     // The listener still accepts peers.
     recorder.answer(How::Take);
     ends.connect().await;
     let statistics = ends.transport.statistics();
     assert_eq!(statistics.local_resource_failures, 1);
     assert_eq!(statistics.connections_after_no_retry, 2);
+}
+
+/// Only what is pending is cancelled, not an offer and not a connection.
+async fn pending_attempts_can_be_cancelled(provider: Arc<dyn Provider>) {
+    let ends = Ends::apart(provider, TransportSettings::default()).await;
+    assert!(!ends.here.cancel());
+    let listen = ends.there.listen(None);
+    assert!(ends.there.cancel());
+    assert_eq!(within(listen).await, Err(Status::CANCELLED));
+    let offer = ends.there.listen_and_query(None);
+    let connect = ends.here.connect(ends.remote.local_addr(), None);
+    within(offer).await.unwrap();
+    assert!(!ends.there.cancel());
+    assert_eq!(ends.there.state(), EndpointState::Offered);
+    assert!(ends.here.cancel());
+    assert_eq!(within(connect).await, Err(Status::CANCELLED));
+    assert_eq!(ends.here.state(), EndpointState::Associated);
+    within(ends.there.disconnect(ABORT, None)).await.unwrap();
+    ends.connect().await;
+    assert!(!ends.here.cancel());
+    assert_eq!(ends.here.state(), EndpointState::Connected);
 }
 
 //= TDI-SEND-01 test
