@@ -421,8 +421,9 @@ fn circle_through(start: &str, graph: &BTreeMap<String, BTreeSet<String>>) -> Op
     None
 }
 
-/// The packages that call C, or are called by it. Each of their unsafe blocks states its invariant.
-const PACKAGES_WITH_UNSAFE: &[&str] = &["capi", "preload", "verbs"];
+/// The folders of packages that call C, or are called by it. Each of their unsafe blocks states its invariant.
+/// `c` is the one inside `crates/tdi`.
+const PACKAGES_WITH_UNSAFE: &[&str] = &["c", "capi", "preload", "verbs"];
 
 /// The only file of another package that may call C: the fuzz target of the C interface.
 const FILE_WITH_UNSAFE: &str = "fuzz/src/capi_calls.rs";
@@ -431,7 +432,8 @@ const FILE_WITH_UNSAFE: &str = "fuzz/src/capi_calls.rs";
 fn all_other_packages_forbid_unsafe_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut checked = 0;
-    let packages = [&root, &root.join("crates")].map(|folder| fs::read_dir(folder).unwrap());
+    let folders = ["", "crates", "crates/tdi"].map(|folder| root.join(folder));
+    let packages = folders.map(|folder| fs::read_dir(folder).unwrap());
     for entry in packages.into_iter().flatten() {
         let package = entry.unwrap();
         let name = package.file_name().into_string().unwrap();

@@ -1,0 +1,470 @@
+/* The part of Windows' driver interface that TDI clients use: requests (IRPs), descriptors of memory (MDLs), events,
+ * and files. Names, values, orders of parameters and the layout of structures are those of 64-bit Windows.
+ *
+ * Structures are real: the transport reads a request from the IRP's next stack location, so that a client that fills
+ * it by hand, without the macros of tdikrnl.h, works as well. */
+#ifndef SMBDIRECT_WDM_H
+#define SMBDIRECT_WDM_H
+
+#include <ntdef.h>
+#include <ntstatus.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Threads: KeGetCurrentIrql returns DISPATCH_LEVEL in event handlers and completion routines. */
+typedef UCHAR KIRQL, *PKIRQL;
+typedef CCHAR KPROCESSOR_MODE;
+typedef LONG KPRIORITY;
+typedef ULONG_PTR KSPIN_LOCK, *PKSPIN_LOCK;
+typedef ULONG DEVICE_TYPE;
+#define PASSIVE_LEVEL 0
+#define APC_LEVEL 1
+#define DISPATCH_LEVEL 2
+
+typedef enum _MODE { KernelMode, UserMode, MaximumMode } MODE;
+typedef enum _EVENT_TYPE { NotificationEvent, SynchronizationEvent } EVENT_TYPE;
+typedef enum _LOCK_OPERATION { IoReadAccess, IoWriteAccess, IoModifyAccess } LOCK_OPERATION;
+typedef enum _KWAIT_REASON {
+  Executive,
+  FreePage,
+  PageIn,
+  PoolAllocation,
+  DelayExecution,
+  Suspended,
+  UserRequest
+} KWAIT_REASON;
+typedef enum _MM_PAGE_PRIORITY {
+  LowPagePriority,
+  NormalPagePriority = 16,
+  HighPagePriority = 32
+} MM_PAGE_PRIORITY;
+typedef enum _POOL_TYPE { NonPagedPool, PagedPool } POOL_TYPE;
+
+typedef struct _DISPATCHER_HEADER {
+  UCHAR Type;
+  UCHAR Signalling;
+  UCHAR Size;
+  UCHAR Reserved;
+  LONG SignalState;
+  LIST_ENTRY WaitListHead;
+} DISPATCHER_HEADER, *PDISPATCHER_HEADER;
+
+typedef struct _KEVENT {
+  DISPATCHER_HEADER Header;
+} KEVENT, *PKEVENT, *PRKEVENT;
+
+typedef struct _IO_STATUS_BLOCK {
+  __extension__ union {
+    NTSTATUS Status;
+    PVOID Pointer;
+  };
+  ULONG_PTR Information;
+} IO_STATUS_BLOCK, *PIO_STATUS_BLOCK;
+
+struct _IRP;
+struct _DEVICE_OBJECT;
+struct _FILE_OBJECT;
+typedef struct _DRIVER_OBJECT *PDRIVER_OBJECT;
+typedef struct _OBJECT_TYPE *POBJECT_TYPE;
+typedef struct _EPROCESS *PEPROCESS;
+typedef struct _ETHREAD *PETHREAD;
+typedef struct _VPB *PVPB;
+typedef struct _IO_TIMER *PIO_TIMER;
+typedef struct _SECTION_OBJECT_POINTERS *PSECTION_OBJECT_POINTERS;
+typedef struct _IO_COMPLETION_CONTEXT *PIO_COMPLETION_CONTEXT;
+typedef struct _IO_SECURITY_CONTEXT *PIO_SECURITY_CONTEXT;
+
+typedef NTSTATUS(NTAPI IO_COMPLETION_ROUTINE)(struct _DEVICE_OBJECT *DeviceObject, struct _IRP *Irp, PVOID Context);
+typedef IO_COMPLETION_ROUTINE *PIO_COMPLETION_ROUTINE;
+typedef VOID(NTAPI DRIVER_CANCEL)(struct _DEVICE_OBJECT *DeviceObject, struct _IRP *Irp);
+typedef DRIVER_CANCEL *PDRIVER_CANCEL;
+typedef VOID(NTAPI *PIO_APC_ROUTINE)(PVOID ApcContext, PIO_STATUS_BLOCK IoStatusBlock, ULONG Reserved);
+
+typedef struct _MDL {
+  struct _MDL *Next;
+  CSHORT Size;
+  CSHORT MdlFlags;
+  struct _EPROCESS *Process;
+  PVOID MappedSystemVa;
+  PVOID StartVa;
+  ULONG ByteCount;
+  ULONG ByteOffset;
+} MDL, *PMDL, *PMDLX;
+
+#define MDL_MAPPED_TO_SYSTEM_VA 0x0001
+#define MDL_PAGES_LOCKED 0x0002
+#define MDL_SOURCE_IS_NONPAGED_POOL 0x0004
+#define MDL_ALLOCATED_FIXED_SIZE 0x0008
+#define MDL_PARTIAL 0x0010
+#define MDL_PARTIAL_HAS_BEEN_MAPPED 0x0020
+
+typedef struct _DEVICE_OBJECT {
+  CSHORT Type;
+  USHORT Size;
+  LONG ReferenceCount;
+  PDRIVER_OBJECT DriverObject;
+  struct _DEVICE_OBJECT *NextDevice;
+  struct _DEVICE_OBJECT *AttachedDevice;
+  struct _IRP *CurrentIrp;
+  PIO_TIMER Timer;
+  ULONG Flags;
+  ULONG Characteristics;
+  volatile PVPB Vpb;
+  PVOID DeviceExtension;
+  DEVICE_TYPE DeviceType;
+  CCHAR StackSize;
+  /* The rest is for drivers. */
+  PVOID Reserved[31];
+} DEVICE_OBJECT, *PDEVICE_OBJECT;
+
+typedef struct _FILE_OBJECT {
+  CSHORT Type;
+  CSHORT Size;
+  PDEVICE_OBJECT DeviceObject;
+  PVPB Vpb;
+  PVOID FsContext;
+  PVOID FsContext2; /* TDI_TRANSPORT_ADDRESS_FILE, TDI_CONNECTION_FILE or TDI_CONTROL_CHANNEL_FILE */
+  PSECTION_OBJECT_POINTERS SectionObjectPointer;
+  PVOID PrivateCacheMap;
+  NTSTATUS FinalStatus;
+  struct _FILE_OBJECT *RelatedFileObject;
+  BOOLEAN LockOperation;
+  BOOLEAN DeletePending;
+  BOOLEAN ReadAccess;
+  BOOLEAN WriteAccess;
+  BOOLEAN DeleteAccess;
+  BOOLEAN SharedRead;
+  BOOLEAN SharedWrite;
+  BOOLEAN SharedDelete;
+  ULONG Flags;
+  UNICODE_STRING FileName;
+  LARGE_INTEGER CurrentByteOffset;
+  volatile ULONG Waiters;
+  volatile ULONG Busy;
+  PVOID LastLock;
+  KEVENT Lock;
+  KEVENT Event;
+  volatile PIO_COMPLETION_CONTEXT CompletionContext;
+  KSPIN_LOCK IrpListLock;
+  LIST_ENTRY IrpList;
+  volatile PVOID FileObjectExtension;
+} FILE_OBJECT, *PFILE_OBJECT;
+
+typedef struct _IO_STACK_LOCATION {
+  UCHAR MajorFunction;
+  UCHAR MinorFunction;
+  UCHAR Flags;
+  UCHAR Control;
+  union {
+    struct {
+      PIO_SECURITY_CONTEXT SecurityContext;
+      ULONG Options;
+      USHORT POINTER_ALIGNMENT FileAttributes;
+      USHORT ShareAccess;
+      ULONG POINTER_ALIGNMENT EaLength;
+    } Create;
+    struct {
+      ULONG Length;
+      ULONG POINTER_ALIGNMENT Key;
+      ULONG Flags;
+      LARGE_INTEGER ByteOffset;
+    } Read;
+    struct {
+      ULONG Length;
+      ULONG POINTER_ALIGNMENT Key;
+      ULONG Flags;
+      LARGE_INTEGER ByteOffset;
+    } Write;
+    struct {
+      ULONG OutputBufferLength;
+      ULONG POINTER_ALIGNMENT InputBufferLength;
+      ULONG POINTER_ALIGNMENT IoControlCode;
+      PVOID Type3InputBuffer;
+    } DeviceIoControl;
+    struct {
+      PVOID Argument1;
+      PVOID Argument2;
+      PVOID Argument3;
+      PVOID Argument4;
+    } Others;
+  } Parameters;
+  PDEVICE_OBJECT DeviceObject;
+  PFILE_OBJECT FileObject;
+  PIO_COMPLETION_ROUTINE CompletionRoutine;
+  PVOID Context;
+} IO_STACK_LOCATION, *PIO_STACK_LOCATION;
+
+#define SL_PENDING_RETURNED 0x01
+#define SL_ERROR_RETURNED 0x02
+#define SL_INVOKE_ON_CANCEL 0x20
+#define SL_INVOKE_ON_SUCCESS 0x40
+#define SL_INVOKE_ON_ERROR 0x80
+
+#define IRP_MJ_CREATE 0x00
+#define IRP_MJ_CLOSE 0x02
+#define IRP_MJ_READ 0x03
+#define IRP_MJ_WRITE 0x04
+#define IRP_MJ_DEVICE_CONTROL 0x0e
+#define IRP_MJ_INTERNAL_DEVICE_CONTROL 0x0f
+#define IRP_MJ_CLEANUP 0x12
+
+typedef struct _KDEVICE_QUEUE_ENTRY {
+  LIST_ENTRY DeviceListEntry;
+  ULONG SortKey;
+  BOOLEAN Inserted;
+} KDEVICE_QUEUE_ENTRY, *PKDEVICE_QUEUE_ENTRY;
+
+typedef struct _KAPC {
+  PVOID Reserved[11];
+} KAPC, *PKAPC;
+
+typedef struct _IRP {
+  CSHORT Type;
+  USHORT Size;
+  struct _MDL *MdlAddress;
+  ULONG Flags;
+  union {
+    struct _IRP *MasterIrp;
+    volatile LONG IrpCount;
+    PVOID SystemBuffer;
+  } AssociatedIrp;
+  LIST_ENTRY ThreadListEntry;
+  IO_STATUS_BLOCK IoStatus;
+  KPROCESSOR_MODE RequestorMode;
+  BOOLEAN PendingReturned;
+  CHAR StackCount;
+  CHAR CurrentLocation;
+  BOOLEAN Cancel;
+  KIRQL CancelIrql;
+  CCHAR ApcEnvironment;
+  UCHAR AllocationFlags;
+  PIO_STATUS_BLOCK UserIosb;
+  PKEVENT UserEvent;
+  union {
+    struct {
+      __extension__ union {
+        PIO_APC_ROUTINE UserApcRoutine;
+        PVOID IssuingProcess;
+      };
+      PVOID UserApcContext;
+    } AsynchronousParameters;
+    LARGE_INTEGER AllocationSize;
+  } Overlay;
+  volatile PDRIVER_CANCEL CancelRoutine;
+  PVOID UserBuffer;
+  union {
+    struct {
+      __extension__ union {
+        KDEVICE_QUEUE_ENTRY DeviceQueueEntry;
+        __extension__ struct {
+          PVOID DriverContext[4];
+        };
+      };
+      PETHREAD Thread;
+      PCHAR AuxiliaryBuffer;
+      __extension__ struct {
+        LIST_ENTRY ListEntry;
+        __extension__ union {
+          struct _IO_STACK_LOCATION *CurrentStackLocation;
+          ULONG PacketType;
+        };
+      };
+      struct _FILE_OBJECT *OriginalFileObject;
+    } Overlay;
+    KAPC Apc;
+    PVOID CompletionKey;
+  } Tail;
+} IRP, *PIRP;
+
+#define IO_TYPE_DEVICE 3
+#define IO_TYPE_FILE 5
+#define IO_TYPE_IRP 6
+#define IO_NO_INCREMENT 0
+#define IO_NETWORK_INCREMENT 2
+#define IoSizeOfIrp(StackSize) ((USHORT)(sizeof(IRP) + (StackSize) * sizeof(IO_STACK_LOCATION)))
+
+/* Requests. IoFreeIrp or a completion routine that returns STATUS_SUCCESS ends an IRP's life. */
+NTKERNELAPI PIRP NTAPI IoAllocateIrp(IN CCHAR StackSize, IN BOOLEAN ChargeQuota);
+NTKERNELAPI VOID NTAPI IoInitializeIrp(IN OUT PIRP Irp, IN USHORT PacketSize, IN CCHAR StackSize);
+NTKERNELAPI VOID NTAPI IoReuseIrp(IN OUT PIRP Irp, IN NTSTATUS Status);
+NTKERNELAPI VOID NTAPI IoFreeIrp(IN PIRP Irp);
+NTKERNELAPI PIRP NTAPI IoBuildDeviceIoControlRequest(
+    IN ULONG IoControlCode, IN PDEVICE_OBJECT DeviceObject, IN PVOID InputBuffer OPTIONAL, IN ULONG InputBufferLength,
+    OUT PVOID OutputBuffer OPTIONAL, IN ULONG OutputBufferLength, IN BOOLEAN InternalDeviceIoControl, IN PKEVENT Event,
+    OUT PIO_STATUS_BLOCK IoStatusBlock);
+NTKERNELAPI NTSTATUS NTAPI IofCallDriver(IN PDEVICE_OBJECT DeviceObject, IN OUT PIRP Irp);
+NTKERNELAPI VOID NTAPI IofCompleteRequest(IN PIRP Irp, IN CCHAR PriorityBoost);
+NTKERNELAPI BOOLEAN NTAPI IoCancelIrp(IN PIRP Irp);
+#define IoCallDriver IofCallDriver
+#define IoCompleteRequest IofCompleteRequest
+
+FORCEINLINE PIO_STACK_LOCATION IoGetCurrentIrpStackLocation(IN PIRP Irp) {
+  return Irp->Tail.Overlay.CurrentStackLocation;
+}
+
+FORCEINLINE PIO_STACK_LOCATION IoGetNextIrpStackLocation(IN PIRP Irp) {
+  return Irp->Tail.Overlay.CurrentStackLocation - 1;
+}
+
+FORCEINLINE VOID IoSetNextIrpStackLocation(IN OUT PIRP Irp) {
+  Irp->CurrentLocation--;
+  Irp->Tail.Overlay.CurrentStackLocation--;
+}
+
+FORCEINLINE VOID IoSkipCurrentIrpStackLocation(IN OUT PIRP Irp) {
+  Irp->CurrentLocation++;
+  Irp->Tail.Overlay.CurrentStackLocation++;
+}
+
+FORCEINLINE VOID IoCopyCurrentIrpStackLocationToNext(IN OUT PIRP Irp) {
+  PIO_STACK_LOCATION next = IoGetNextIrpStackLocation(Irp);
+  memcpy(next, IoGetCurrentIrpStackLocation(Irp), offsetof(IO_STACK_LOCATION, CompletionRoutine));
+  next->Control = 0;
+}
+
+FORCEINLINE VOID IoMarkIrpPending(IN OUT PIRP Irp) {
+  IoGetCurrentIrpStackLocation(Irp)->Control |= SL_PENDING_RETURNED;
+}
+
+FORCEINLINE VOID IoSetCompletionRoutine(IN PIRP Irp, IN PIO_COMPLETION_ROUTINE CompletionRoutine OPTIONAL,
+                                        IN PVOID Context OPTIONAL, IN BOOLEAN InvokeOnSuccess,
+                                        IN BOOLEAN InvokeOnError, IN BOOLEAN InvokeOnCancel) {
+  PIO_STACK_LOCATION next = IoGetNextIrpStackLocation(Irp);
+  next->CompletionRoutine = CompletionRoutine;
+  next->Context = Context;
+  next->Control = (UCHAR)((InvokeOnSuccess ? SL_INVOKE_ON_SUCCESS : 0) | (InvokeOnError ? SL_INVOKE_ON_ERROR : 0) |
+                          (InvokeOnCancel ? SL_INVOKE_ON_CANCEL : 0));
+}
+
+/* Descriptions of memory. All memory of the process is always mapped and locked. */
+NTKERNELAPI PMDL NTAPI IoAllocateMdl(IN PVOID VirtualAddress OPTIONAL, IN ULONG Length, IN BOOLEAN SecondaryBuffer,
+                                     IN BOOLEAN ChargeQuota, IN OUT PIRP Irp OPTIONAL);
+NTKERNELAPI VOID NTAPI IoBuildPartialMdl(IN PMDL SourceMdl, IN OUT PMDL TargetMdl, IN PVOID VirtualAddress,
+                                         IN ULONG Length);
+NTKERNELAPI VOID NTAPI IoFreeMdl(IN PMDL Mdl);
+NTKERNELAPI VOID NTAPI MmBuildMdlForNonPagedPool(IN OUT PMDL MemoryDescriptorList);
+NTKERNELAPI VOID NTAPI MmProbeAndLockPages(IN OUT PMDL MemoryDescriptorList, IN KPROCESSOR_MODE AccessMode,
+                                           IN LOCK_OPERATION Operation);
+NTKERNELAPI VOID NTAPI MmUnlockPages(IN OUT PMDL MemoryDescriptorList);
+
+#define MmGetMdlByteCount(Mdl) ((Mdl)->ByteCount)
+#define MmGetMdlByteOffset(Mdl) ((Mdl)->ByteOffset)
+#define MmGetMdlBaseVa(Mdl) ((Mdl)->StartVa)
+#define MmGetMdlVirtualAddress(Mdl) ((PVOID)((PCHAR)(Mdl)->StartVa + (Mdl)->ByteOffset))
+#define MmGetSystemAddressForMdl(Mdl) MmGetSystemAddressForMdlSafe((Mdl), NormalPagePriority)
+#define MmPrepareMdlForReuse(Mdl) ((void)(Mdl))
+
+FORCEINLINE PVOID MmGetSystemAddressForMdlSafe(IN PMDL Mdl, IN ULONG Priority) {
+  (void)Priority;
+  if ((Mdl->MdlFlags & (MDL_MAPPED_TO_SYSTEM_VA | MDL_SOURCE_IS_NONPAGED_POOL)) != 0)
+    return Mdl->MappedSystemVa;
+  return MmGetMdlVirtualAddress(Mdl);
+}
+
+/* Events. A wait at DISPATCH_LEVEL for an event that is not signaled ends the program, as it ends Windows. */
+NTKERNELAPI VOID NTAPI KeInitializeEvent(OUT PRKEVENT Event, IN EVENT_TYPE Type, IN BOOLEAN State);
+NTKERNELAPI LONG NTAPI KeSetEvent(IN OUT PRKEVENT Event, IN KPRIORITY Increment, IN BOOLEAN Wait);
+NTKERNELAPI LONG NTAPI KeResetEvent(IN OUT PRKEVENT Event);
+NTKERNELAPI VOID NTAPI KeClearEvent(IN OUT PRKEVENT Event);
+NTKERNELAPI LONG NTAPI KeReadStateEvent(IN PRKEVENT Event);
+NTKERNELAPI NTSTATUS NTAPI KeWaitForSingleObject(IN PVOID Object, IN KWAIT_REASON WaitReason,
+                                                 IN KPROCESSOR_MODE WaitMode, IN BOOLEAN Alertable,
+                                                 IN PLARGE_INTEGER Timeout OPTIONAL);
+NTKERNELAPI NTSTATUS NTAPI KeDelayExecutionThread(IN KPROCESSOR_MODE WaitMode, IN BOOLEAN Alertable,
+                                                  IN PLARGE_INTEGER Interval);
+NTKERNELAPI KIRQL NTAPI KeGetCurrentIrql(VOID);
+
+FORCEINLINE VOID KeInitializeSpinLock(PKSPIN_LOCK SpinLock) {
+  *SpinLock = 0;
+}
+
+FORCEINLINE VOID KeAcquireSpinLock(PKSPIN_LOCK SpinLock, PKIRQL OldIrql) {
+  *OldIrql = KeGetCurrentIrql();
+  while (__atomic_exchange_n(SpinLock, 1, __ATOMIC_ACQUIRE) != 0) {
+  }
+}
+
+FORCEINLINE VOID KeReleaseSpinLock(PKSPIN_LOCK SpinLock, KIRQL NewIrql) {
+  (void)NewIrql;
+  __atomic_store_n(SpinLock, 0, __ATOMIC_RELEASE);
+}
+
+/* Files. */
+typedef struct _FILE_FULL_EA_INFORMATION {
+  ULONG NextEntryOffset;
+  UCHAR Flags;
+  UCHAR EaNameLength;
+  USHORT EaValueLength;
+  CHAR EaName[1]; /* the name, a zero, and the value */
+} FILE_FULL_EA_INFORMATION, *PFILE_FULL_EA_INFORMATION;
+
+typedef struct _OBJECT_HANDLE_INFORMATION {
+  ULONG HandleAttributes;
+  ACCESS_MASK GrantedAccess;
+} OBJECT_HANDLE_INFORMATION, *POBJECT_HANDLE_INFORMATION;
+
+#define SYNCHRONIZE 0x00100000
+#define GENERIC_READ 0x80000000
+#define GENERIC_WRITE 0x40000000
+#define FILE_SHARE_READ 0x00000001
+#define FILE_SHARE_WRITE 0x00000002
+#define FILE_SHARE_DELETE 0x00000004
+#define FILE_OPEN 0x00000001
+#define FILE_CREATE 0x00000002
+#define FILE_OPEN_IF 0x00000003
+#define FILE_SYNCHRONOUS_IO_ALERT 0x00000010
+#define FILE_SYNCHRONOUS_IO_NONALERT 0x00000020
+#define FILE_ATTRIBUTE_NORMAL 0x00000080
+
+extern POBJECT_TYPE *IoFileObjectType;
+
+NTSYSAPI NTSTATUS NTAPI ZwCreateFile(OUT PHANDLE FileHandle, IN ACCESS_MASK DesiredAccess,
+                                     IN POBJECT_ATTRIBUTES ObjectAttributes, OUT PIO_STATUS_BLOCK IoStatusBlock,
+                                     IN PLARGE_INTEGER AllocationSize OPTIONAL, IN ULONG FileAttributes,
+                                     IN ULONG ShareAccess, IN ULONG CreateDisposition, IN ULONG CreateOptions,
+                                     IN PVOID EaBuffer OPTIONAL, IN ULONG EaLength);
+NTSYSAPI NTSTATUS NTAPI ZwReadFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL,
+                                   IN PIO_APC_ROUTINE ApcRoutine OPTIONAL, IN PVOID ApcContext OPTIONAL,
+                                   OUT PIO_STATUS_BLOCK IoStatusBlock, OUT PVOID Buffer, IN ULONG Length,
+                                   IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL);
+NTSYSAPI NTSTATUS NTAPI ZwWriteFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL,
+                                    IN PIO_APC_ROUTINE ApcRoutine OPTIONAL, IN PVOID ApcContext OPTIONAL,
+                                    OUT PIO_STATUS_BLOCK IoStatusBlock, IN PVOID Buffer, IN ULONG Length,
+                                    IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL);
+NTSYSAPI NTSTATUS NTAPI ZwClose(IN HANDLE Handle);
+NTKERNELAPI NTSTATUS NTAPI ObReferenceObjectByHandle(IN HANDLE Handle, IN ACCESS_MASK DesiredAccess,
+                                                     IN POBJECT_TYPE ObjectType OPTIONAL,
+                                                     IN KPROCESSOR_MODE AccessMode, OUT PVOID *Object,
+                                                     OUT POBJECT_HANDLE_INFORMATION HandleInformation OPTIONAL);
+NTKERNELAPI LONG_PTR NTAPI ObfReferenceObject(IN PVOID Object);
+NTKERNELAPI LONG_PTR NTAPI ObfDereferenceObject(IN PVOID Object);
+#define ObReferenceObject ObfReferenceObject
+#define ObDereferenceObject ObfDereferenceObject
+NTKERNELAPI PDEVICE_OBJECT NTAPI IoGetRelatedDeviceObject(IN PFILE_OBJECT FileObject);
+NTKERNELAPI NTSTATUS NTAPI IoGetDeviceObjectPointer(IN PUNICODE_STRING ObjectName, IN ACCESS_MASK DesiredAccess,
+                                                    OUT PFILE_OBJECT *FileObject, OUT PDEVICE_OBJECT *DeviceObject);
+
+/* Memory and messages. */
+NTKERNELAPI PVOID NTAPI ExAllocatePool(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes);
+NTKERNELAPI PVOID NTAPI ExAllocatePoolWithTag(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes, IN ULONG Tag);
+NTKERNELAPI VOID NTAPI ExFreePool(IN PVOID P);
+NTKERNELAPI VOID NTAPI ExFreePoolWithTag(IN PVOID P, IN ULONG Tag);
+
+__attribute__((format(printf, 1, 2))) FORCEINLINE ULONG DbgPrint(IN PCSTR Format, ...) {
+  va_list arguments;
+  va_start(arguments, Format);
+  vfprintf(stderr, Format, arguments);
+  va_end(arguments);
+  return STATUS_SUCCESS;
+}
+#define KdPrint(arguments) DbgPrint arguments
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,370 @@
+//! The requests of TDI: the parameters in the stack location of an IRP, and what the objects do with them.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use smbdirect_tdi::{
+    DisconnectFlags, Endpoint, ReceiveCompletion, ReceiveFlags, Receiving, Requested,
+    SendCompletion, SendFlags, Sending, Status,
+};
+
+use crate::{
+    address::{self, Returned},
+    device::{Device, runtime},
+    event::duration,
+    files::{File, lock, of_handle, of_object},
+    handlers::{ConnectionContext, EVENT_COUNT},
+    irp::{Cancel, IofCompleteRequest, Outcome, Request, nt},
+    layout::{
+        Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation,
+        IoStatusBlock, Irp, Mdl, NtStatus, RequestData, RequestKernel, RequestQuery,
+        RequestSetEvent,
+    },
+    mdl::{Target, lend, spans},
+    query,
+};
+
+/// Minor functions of TDI.
+const ASSOCIATE_ADDRESS: u8 = 0x01;
+const DISASSOCIATE_ADDRESS: u8 = 0x02;
+const CONNECT: u8 = 0x03;
+const LISTEN: u8 = 0x04;
+const ACCEPT: u8 = 0x05;
+const DISCONNECT: u8 = 0x06;
+const SEND: u8 = 0x07;
+const RECEIVE: u8 = 0x08;
+const SET_EVENT_HANDLER: u8 = 0x0B;
+const QUERY_INFORMATION: u8 = 0x0C;
+const SET_INFORMATION: u8 = 0x0D;
+const ACTION: u8 = 0x0E;
+/// The flag of a listen that completes with the offer.
+const QUERY_ACCEPT: u32 = 0x1;
+
+/// The future of a request, and how it is cancelled.
+type Work = (
+    Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    Option<Cancel>,
+);
+
+/// Handles a request whose current stack location is that of this device. Returns what `IoCallDriver` returns.
+///
+/// # Safety
+/// The IRP is valid and belongs to the transport.
+pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus {
+    // SAFETY: the caller promises a valid IRP.
+    unsafe {
+        let location = (*irp).current_stack_location;
+        let file = of_object((*location).file_object);
+        let file = file.and_then(|file| {
+            let is_own = std::ptr::eq(file.device, device);
+            if is_own {
+                Ok(file)
+            } else {
+                Err(Status::INVALID_DEVICE_REQUEST)
+            }
+        });
+        let file = match file {
+            Ok(file) => file,
+            Err(status) => {
+                (*irp).io_status = IoStatusBlock::new(nt(status), 0);
+                IofCompleteRequest(irp, 0);
+                return nt(status);
+            }
+        };
+        let request = Request::new(irp, file.clone());
+        if (*irp).cancel != 0 {
+            request.complete((Status::CANCELLED, 0));
+            return nt(Status::CANCELLED);
+        }
+        let _context = runtime().enter();
+        let work = match (*location).major_function {
+            IRP_MJ_INTERNAL_DEVICE_CONTROL => tdi(device, &file, irp, location),
+            IRP_MJ_WRITE | IRP_MJ_READ => read_or_write(device, &file, irp, location),
+            _ => Err(Status::INVALID_DEVICE_REQUEST),
+        };
+        match work {
+            Ok((work, cancel)) => request.run(work, cancel),
+            Err(status) => {
+                request.complete((status, 0));
+                nt(status)
+            }
+        }
+    }
+}
+
+/// Returns the parameters of a request.
+///
+/// # Safety
+/// The location is valid, and `T` is the type of its request's parameters.
+unsafe fn parameters<T: Copy>(location: *const IoStackLocation) -> T {
+    // SAFETY: the parameters have room for each type of them.
+    unsafe { (&raw const (*location).parameters).cast::<T>().read() }
+}
+
+/// Starts a request of TDI.
+///
+/// # Safety
+/// The IRP and its stack location are valid, with what they point to.
+unsafe fn tdi(
+    device: &'static Device,
+    file: &Arc<File>,
+    irp: *mut Irp,
+    location: *mut IoStackLocation,
+) -> Result<Work, Status> {
+    // SAFETY: the caller promises a valid request, whose parameters have the type of its minor function.
+    unsafe {
+        let mdl = (*irp).mdl_address;
+        match (*location).minor_function {
+            ASSOCIATE_ADDRESS => {
+                let endpoint = file.endpoint()?;
+                let address = of_handle(parameters::<Handle>(location))?;
+                let result = endpoint.associate(&address.address()?.0);
+                result.and_then(|()| now((Status::SUCCESS, 0)))
+            }
+            DISASSOCIATE_ADDRESS => {
+                file.endpoint()?.disassociate()?;
+                now((Status::SUCCESS, 0))
+            }
+            CONNECT => connect(file, parameters(location)),
+            LISTEN => listen(file, parameters(location)),
+            ACCEPT => {
+                let [_, returned, ..] = (*location).parameters;
+                let requested = file.endpoint()?.accept();
+                Ok(established(file, requested, Returned::new(returned)))
+            }
+            DISCONNECT => disconnect(file, parameters(location)),
+            SEND => {
+                let RequestData { length, flags } = parameters(location);
+                let flags = SendFlags::from_bits_retain(flags);
+                send(device, &file.endpoint()?, mdl, length, flags)
+            }
+            RECEIVE => {
+                let RequestData { length, flags } = parameters(location);
+                let flags = ReceiveFlags::from_bits_retain(flags);
+                receive(&file.endpoint()?, mdl, length, flags)
+            }
+            SET_EVENT_HANDLER => set_event_handler(file, parameters(location)),
+            QUERY_INFORMATION => {
+                let RequestQuery { query_type, .. } = parameters(location);
+                let answer = query::answer(device, file, query_type)?;
+                now(return_answer(mdl, &answer)?)
+            }
+            // SMB Direct has nothing to set.
+            SET_INFORMATION => Err(query::NOT_IMPLEMENTED),
+            ACTION => Err(Status::NOT_SUPPORTED),
+            // Datagrams, and what is not of TDI.
+            _ => Err(Status::INVALID_DEVICE_REQUEST),
+        }
+    }
+}
+
+/// Returns a request that has completed.
+fn now(outcome: Outcome) -> Result<Work, Status> {
+    Ok((Box::pin(std::future::ready(outcome)), None))
+}
+
+/// Copies the answer of a query. An answer that is longer than the client's memory is cut off.
+unsafe fn return_answer(mdl: *const Mdl, answer: &[u8]) -> Result<Outcome, Status> {
+    let mut room = 0;
+    let mut next = mdl;
+    while !next.is_null() && room < answer.len() {
+        // SAFETY: the caller promises a valid chain.
+        unsafe {
+            room += (*next).byte_count as usize;
+            next = (*next).next;
+        }
+    }
+    // SAFETY: as above.
+    let target = unsafe { Target::new(mdl, room.min(answer.len()))? };
+    let copied = target.write(answer);
+    let status = if copied < answer.len() {
+        Status::BUFFER_OVERFLOW
+    } else {
+        Status::SUCCESS
+    };
+    Ok((status, copied))
+}
+
+/// Sets or removes the handler of an event.
+///
+/// # Safety
+/// The handler has the type that TDI defines for the event.
+unsafe fn set_event_handler(file: &File, request: RequestSetEvent) -> Result<Work, Status> {
+    let (address, handlers) = file.address()?;
+    let event = usize::try_from(request.event_type).ok();
+    let event = event.filter(|&event| event < EVENT_COUNT);
+    let event = event.ok_or(Status::INVALID_PARAMETER)?;
+    // SAFETY: the caller promises the type.
+    unsafe { handlers.set(event, request.handler, request.context) };
+    // Data that is held is indicated to the new handler.
+    address.set_client(Some(handlers.clone()));
+    now((Status::SUCCESS, 0))
+}
+
+/// Returns the time-out of a connect or a disconnect; `None` is that of the transport.
+unsafe fn timeout(request: &RequestKernel) -> Option<Duration> {
+    // SAFETY: the caller promises that it is null or points to a LARGE_INTEGER.
+    let time = unsafe { request.specific.cast::<i64>().as_ref() };
+    time.filter(|time| **time != 0).map(|&time| duration(time))
+}
+
+unsafe fn connect(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
+    let endpoint = file.endpoint()?;
+    // SAFETY: the caller promises that the information is null or valid.
+    let (remote, timeout) = unsafe {
+        let remote = address::remote(request.request_connection_information)?;
+        (remote, timeout(&request))
+    };
+    let remote = remote.ok_or(Status::INVALID_ADDRESS_COMPONENT)?;
+    let returned = Returned::new(request.return_connection_information.cast());
+    Ok(established(
+        file,
+        endpoint.connect(remote, timeout),
+        returned,
+    ))
+}
+
+unsafe fn listen(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
+    let endpoint = file.endpoint()?;
+    // SAFETY: the caller promises that the information is null or valid.
+    let remote = unsafe { address::remote(request.request_connection_information)? };
+    // An address without an IP address accepts every peer.
+    let remote = remote
+        .map(|remote| remote.ip())
+        .filter(|ip| !ip.is_unspecified());
+    let requested = if request.flags & QUERY_ACCEPT == 0 {
+        endpoint.listen(remote)
+    } else {
+        endpoint.listen_and_query(remote)
+    };
+    let returned = Returned::new(request.return_connection_information.cast());
+    Ok(established(file, requested, returned))
+}
+
+/// Returns the work of a request that establishes a connection, and returns the address of the peer.
+fn established(file: &Arc<File>, requested: Requested, returned: Returned) -> Work {
+    let (weak, cancelled) = (Arc::downgrade(file), Arc::downgrade(file));
+    let work = async move {
+        let result = requested.await;
+        if result.is_ok() {
+            let endpoint = weak.upgrade().and_then(|file| file.endpoint().ok());
+            let peer = endpoint.and_then(|endpoint| endpoint.peer_addr().ok());
+            // SAFETY: the information belongs to the transport until the request completes.
+            unsafe { returned.write(peer) };
+        }
+        (result.err().unwrap_or(Status::SUCCESS), 0)
+    };
+    let cancel = move || {
+        if let Some(endpoint) = cancelled.upgrade().and_then(|file| file.endpoint().ok()) {
+            endpoint.cancel();
+        }
+    };
+    (Box::pin(work), Some(Arc::new(cancel)))
+}
+
+unsafe fn disconnect(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
+    let endpoint = file.endpoint()?;
+    let flags = DisconnectFlags::from_bits_retain(request.flags);
+    // SAFETY: the caller promises that the time-out is null or valid.
+    let requested = endpoint.disconnect(flags, unsafe { timeout(&request) });
+    let is_abort = !flags.intersects(DisconnectFlags::RELEASE | DisconnectFlags::WAIT);
+    let file = Arc::downgrade(file);
+    let work = async move {
+        let result = requested.await;
+        if is_abort
+            && result.is_ok()
+            && let Some(endpoint) = file.upgrade().and_then(|file| file.endpoint().ok())
+        {
+            endpoint.context().cancel();
+        }
+        (result.err().unwrap_or(Status::SUCCESS), 0)
+    };
+    Ok((Box::pin(work), None))
+}
+
+/// Starts a send of the first `length` bytes of a chain.
+unsafe fn send(
+    device: &Device,
+    endpoint: &Endpoint<ConnectionContext>,
+    mdl: *const Mdl,
+    length: u32,
+    flags: SendFlags,
+) -> Result<Work, Status> {
+    // The send buffer can take these sends, so that they complete while the transport still needs their data.
+    let is_buffered = flags.intersects(SendFlags::PARTIAL | SendFlags::NON_BLOCKING);
+    // SAFETY: the caller promises a valid chain, whose memory stays unchanged until the request completes.
+    let (message, released) = unsafe {
+        let spans = spans(mdl, length as usize)?;
+        lend(spans, device.copies || is_buffered)
+    };
+    let sending = Arc::new(Mutex::new(endpoint.send(message, flags)));
+    let cancelled = sending.clone();
+    let work = async move {
+        let completion: SendCompletion = poll_fn(|context| {
+            let mut sending = lock(&sending);
+            Pin::<&mut Sending>::new(&mut sending).poll(context)
+        })
+        .await;
+        let outcome = (completion.status, completion.information);
+        drop(completion);
+        released.wait().await;
+        outcome
+    };
+    let cancel = move || {
+        lock(&cancelled).cancel();
+    };
+    Ok((Box::pin(work), Some(Arc::new(cancel))))
+}
+
+/// Starts a receive into the first `length` bytes of a chain.
+unsafe fn receive(
+    endpoint: &Endpoint<ConnectionContext>,
+    mdl: *const Mdl,
+    length: u32,
+    flags: ReceiveFlags,
+) -> Result<Work, Status> {
+    // SAFETY: the caller promises a valid chain, whose memory belongs to the transport until the request completes.
+    let target = unsafe { Target::new(mdl, length as usize)? };
+    let buffer = BytesMut::zeroed(target.len());
+    let receiving = Arc::new(Mutex::new(endpoint.receive(buffer, flags)));
+    let cancelled = receiving.clone();
+    let work = async move {
+        let completion: ReceiveCompletion = poll_fn(|context| {
+            let mut receiving = lock(&receiving);
+            Pin::<&mut Receiving>::new(&mut receiving).poll(context)
+        })
+        .await;
+        target.write(&completion.buffer[..completion.information]);
+        (completion.status, completion.information)
+    };
+    let cancel = move || {
+        lock(&cancelled).cancel();
+    };
+    Ok((Box::pin(work), Some(Arc::new(cancel))))
+}
+
+/// Starts a read or a write, whose parameters begin with the length.
+unsafe fn read_or_write(
+    device: &Device,
+    file: &File,
+    irp: *mut Irp,
+    location: *const IoStackLocation,
+) -> Result<Work, Status> {
+    // SAFETY: the caller promises a valid request.
+    unsafe {
+        let (mdl, length) = ((*irp).mdl_address, parameters::<u32>(location));
+        let endpoint = file.endpoint()?;
+        if (*location).major_function == IRP_MJ_WRITE {
+            //= TDI-SEND-32
+            send(device, &endpoint, mdl, length, SendFlags::empty())
+        } else {
+            //= TDI-RECV-09
+            receive(&endpoint, mdl, length, ReceiveFlags::NORMAL)
+        }
+    }
+}

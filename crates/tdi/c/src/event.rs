@@ -1,0 +1,209 @@
+//! KEVENT: events that threads wait for, and the time-outs of waits.
+//!
+//! The state of an event is a futex. A thread that has seen the state may free the event while the setter is still
+//! about to wake others. That is harmless, because waking needs only the address and reads no memory.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::atomic::{AtomicI32, Ordering},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    device::{is_in_callback, is_transport_thread},
+    layout::{KEvent, ListEntry, NtStatus},
+};
+
+/// The type of an event that stays signaled until it is reset, NotificationEvent. Any other type is a
+/// SynchronizationEvent, which a wait resets.
+const NOTIFICATION_EVENT: u8 = 0;
+const STATUS_SUCCESS: NtStatus = 0;
+const STATUS_TIMEOUT: NtStatus = 0x102;
+const STATUS_INVALID_PARAMETER: NtStatus = 0xC000_000D_u32 as NtStatus;
+/// The time from the year 1601, where the times of Windows begin, to 1970.
+const TO_UNIX_EPOCH: Duration = Duration::from_secs(11_644_473_600);
+
+/// Returns the state of an event.
+///
+/// # Safety
+/// `event` is a valid event.
+unsafe fn state<'a>(event: *mut KEvent) -> &'a AtomicI32 {
+    // SAFETY: the caller promises that the event is valid. All accesses to its state are atomic.
+    unsafe { AtomicI32::from_ptr(&raw mut (*event).signal_state) }
+}
+
+/// Initializes an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeInitializeEvent(event: *mut KEvent, kind: u32, signaled: u8) {
+    if event.is_null() {
+        return;
+    }
+    // SAFETY: the caller promises memory for an event.
+    unsafe {
+        let list = &raw mut (*event).wait_list_head;
+        event.write(KEvent {
+            kind: kind as u8,
+            signalling: 0,
+            size: (size_of::<KEvent>() / 4) as u8,
+            reserved: 0,
+            signal_state: i32::from(signaled != 0),
+            wait_list_head: ListEntry {
+                flink: list,
+                blink: list,
+            },
+        });
+    }
+}
+
+/// Signals an event, and returns its former state.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeSetEvent(event: *mut KEvent, _increment: i32, _wait: u8) -> i32 {
+    if event.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller promises a valid event until it is signaled.
+    let (state, is_notification) = unsafe { (state(event), (*event).kind == NOTIFICATION_EVENT) };
+    let address = ptr::from_ref(state);
+    let former = state.swap(1, Ordering::SeqCst);
+    // From here on a waiting thread may free the event.
+    let count = if is_notification { i32::MAX } else { 1 };
+    // SAFETY: waking uses the address only.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            address,
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            count,
+        )
+    };
+    former
+}
+
+/// Resets an event, and returns its former state.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeResetEvent(event: *mut KEvent) -> i32 {
+    if event.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller promises a valid event.
+    unsafe { state(event) }.swap(0, Ordering::SeqCst)
+}
+
+/// Resets an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeClearEvent(event: *mut KEvent) {
+    // SAFETY: the promise is the same.
+    unsafe { KeResetEvent(event) };
+}
+
+/// Returns the state of an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeReadStateEvent(event: *mut KEvent) -> i32 {
+    if event.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller promises a valid event.
+    unsafe { state(event) }.load(Ordering::SeqCst)
+}
+
+/// Waits until an event is signaled or a time-out has expired. Events are the only objects.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeWaitForSingleObject(
+    object: *mut c_void,
+    _reason: u32,
+    _mode: i8,
+    _alertable: u8,
+    timeout: *const i64,
+) -> NtStatus {
+    let event = object.cast::<KEvent>();
+    if event.is_null() {
+        return STATUS_INVALID_PARAMETER;
+    }
+    // SAFETY: the caller promises that the pointer is null or valid.
+    let limit = unsafe { timeout.as_ref() }.map(|&time| duration(time));
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    // SAFETY: the caller promises a valid event during the wait.
+    let (state, is_notification) = unsafe { (state(event), (*event).kind == NOTIFICATION_EVENT) };
+    loop {
+        let next = i32::from(is_notification);
+        let seen = state.compare_exchange(1, next, Ordering::SeqCst, Ordering::SeqCst);
+        let Err(seen) = seen else {
+            return STATUS_SUCCESS;
+        };
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return STATUS_TIMEOUT;
+        }
+        if is_transport_thread() {
+            // The thread that would signal the event is this one.
+            eprintln!(
+                "KeWaitForSingleObject was called at DISPATCH_LEVEL on the transport's thread"
+            );
+            std::process::abort();
+        }
+        futex_wait(state, seen, left);
+    }
+}
+
+fn futex_wait(state: &AtomicI32, seen: i32, left: Option<Duration>) {
+    let left = left.map(|left| libc::timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let timeout = left.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the state is valid during the call, and the time-out is null or valid.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            ptr::from_ref(state),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            seen,
+            timeout,
+        )
+    };
+}
+
+/// Waits for a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn KeDelayExecutionThread(
+    _mode: i8,
+    _alertable: u8,
+    interval: *const i64,
+) -> NtStatus {
+    // SAFETY: the caller promises that the pointer is null or valid.
+    let Some(&interval) = (unsafe { interval.as_ref() }) else {
+        return STATUS_INVALID_PARAMETER;
+    };
+    thread::sleep(duration(interval));
+    STATUS_SUCCESS
+}
+
+/// Returns DISPATCH_LEVEL in completion routines and event handlers, and PASSIVE_LEVEL elsewhere.
+#[unsafe(no_mangle)]
+pub extern "C" fn KeGetCurrentIrql() -> u8 {
+    if is_in_callback() { 2 } else { 0 }
+}
+
+/// Returns the duration of a time of Windows, in units of 100 ns: a negative time is relative, and a positive one is
+/// the time since 1601.
+pub(crate) fn duration(time: i64) -> Duration {
+    let units = time.unsigned_abs();
+    let time_since =
+        Duration::from_secs(units / 10_000_000) + Duration::from_nanos(units % 10_000_000 * 100);
+    if time <= 0 {
+        return time_since;
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time_since.saturating_sub(TO_UNIX_EPOCH + now.unwrap_or_default())
+}
+
+/// Returns a time as Windows counts it.
+pub(crate) fn windows_time(time: SystemTime) -> i64 {
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        + TO_UNIX_EPOCH;
+    i64::try_from(since.as_nanos() / 100).unwrap_or(i64::MAX)
+}

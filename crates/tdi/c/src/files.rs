@@ -1,0 +1,350 @@
+//! Handles and file objects: addresses, connection endpoints and control channels.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ptr,
+    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use smbdirect_tdi::{Address, DisconnectFlags, Endpoint, Status};
+
+use crate::{
+    device::{Device, is_in_callback, runtime, wait_for},
+    handlers::{ConnectionContext, Handlers},
+    irp::nt,
+    layout::{
+        DeviceObject, FileObject, Handle, IO_TYPE_FILE, KEvent, ListEntry, NtStatus, UnicodeString,
+    },
+};
+
+/// STATUS_INVALID_HANDLE.
+const INVALID_HANDLE: Status = Status(0xC000_0008);
+/// STATUS_OBJECT_TYPE_MISMATCH.
+const OBJECT_TYPE_MISMATCH: Status = Status(0xC000_0024);
+
+/// An open file.
+pub(crate) struct File {
+    pub(crate) device: &'static Device,
+    pub(crate) body: Body,
+    /// The FILE_OBJECT that clients see.
+    object: *mut FileObject,
+    /// The requests that have not completed.
+    pending: Mutex<usize>,
+    idle: Condvar,
+}
+
+/// What a file stands for. `None` after the last handle was closed.
+pub(crate) enum Body {
+    /// A transport address.
+    Address {
+        address: Mutex<Option<Address<ConnectionContext>>>,
+        handlers: Arc<Handlers>,
+    },
+    /// A connection endpoint.
+    Connection(Mutex<Option<Endpoint<ConnectionContext>>>),
+    /// The transport itself.
+    ControlChannel,
+}
+
+// SAFETY: the object is allocated here, and its fields are not read.
+unsafe impl Send for File {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for File {}
+
+#[derive(Default)]
+struct Table {
+    handles: HashMap<usize, Arc<File>>,
+    /// The file of each FILE_OBJECT, and the number of references to it.
+    objects: HashMap<usize, (Arc<File>, usize)>,
+    last_handle: usize,
+}
+
+static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
+
+fn table() -> MutexGuard<'static, Table> {
+    lock(&TABLE)
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the file of a handle.
+///
+/// # Errors
+/// [`INVALID_HANDLE`]: there is no such handle.
+pub(crate) fn of_handle(handle: Handle) -> Result<Arc<File>, Status> {
+    let file = table().handles.get(&(handle as usize)).cloned();
+    file.ok_or(INVALID_HANDLE)
+}
+
+/// Returns the file of a FILE_OBJECT.
+///
+/// # Errors
+/// [`INVALID_HANDLE`]: it is not, or not any more, a file.
+pub(crate) fn of_object(object: *const FileObject) -> Result<Arc<File>, Status> {
+    let table = table();
+    let found = table.objects.get(&(object as usize));
+    found.map(|(file, _)| file.clone()).ok_or(INVALID_HANDLE)
+}
+
+impl File {
+    /// Opens a file, and returns its handle.
+    pub(crate) fn open(device: &'static Device, body: Body) -> Handle {
+        let kind = match &body {
+            Body::Address { .. } => 1,
+            Body::Connection(_) => 2,
+            Body::ControlChannel => 3,
+        };
+        let object = Box::into_raw(Box::new(new_object(device.object(), kind)));
+        let file = Arc::new(Self {
+            device,
+            body,
+            object,
+            pending: Mutex::new(0),
+            idle: Condvar::new(),
+        });
+        let mut table = table();
+        // Handles are multiples of 4, as in Windows.
+        table.last_handle += 4;
+        let handle = table.last_handle;
+        table.handles.insert(handle, file.clone());
+        table.objects.insert(object as usize, (file, 1));
+        handle as Handle
+    }
+
+    /// Returns the endpoint of a connection.
+    ///
+    /// # Errors
+    /// [`INVALID_DEVICE_REQUEST`](Status::INVALID_DEVICE_REQUEST): the file is not a connection.
+    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): it was closed.
+    pub(crate) fn endpoint(&self) -> Result<Endpoint<ConnectionContext>, Status> {
+        let Body::Connection(endpoint) = &self.body else {
+            return Err(Status::INVALID_DEVICE_REQUEST);
+        };
+        lock(endpoint).clone().ok_or(Status::INVALID_CONNECTION)
+    }
+
+    /// Returns the address, and its handlers.
+    ///
+    /// # Errors
+    /// [`INVALID_DEVICE_REQUEST`](Status::INVALID_DEVICE_REQUEST): the file is not an address.
+    /// [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED): it was closed.
+    pub(crate) fn address(&self) -> Result<(Address<ConnectionContext>, &Arc<Handlers>), Status> {
+        let Body::Address { address, handlers } = &self.body else {
+            return Err(Status::INVALID_DEVICE_REQUEST);
+        };
+        let address = lock(address).clone();
+        Ok((address.ok_or(Status::ADDRESS_CLOSED)?, handlers))
+    }
+
+    /// Returns the object that clients see.
+    pub(crate) const fn object(&self) -> *mut FileObject {
+        self.object
+    }
+
+    /// Counts a request that was submitted.
+    pub(crate) fn request_started(&self) {
+        *lock(&self.pending) += 1;
+    }
+
+    /// Counts a request whose completion routine has returned.
+    pub(crate) fn request_completed(&self) {
+        let mut pending = lock(&self.pending);
+        *pending -= 1;
+        if *pending == 0 {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Cancels the requests of the file, because its last handle was closed. When this returns, they have completed
+    /// and no handler runs, unless the caller is itself a handler or a completion routine.
+    fn clean_up(&self) {
+        let _context = runtime().enter();
+        match &self.body {
+            Body::Address { address, handlers } => {
+                handlers.remove_all();
+                drop(lock(address).take());
+            }
+            Body::Connection(endpoint) => {
+                let endpoint = lock(endpoint).take();
+                if let Some(endpoint) = endpoint {
+                    // An endpoint without a connection has nothing to abort.
+                    drop(endpoint.disconnect(DisconnectFlags::ABORT, None));
+                    endpoint.context().cancel();
+                }
+            }
+            Body::ControlChannel => {}
+        }
+        if is_in_callback() {
+            return;
+        }
+        // Handlers run on the transport's thread, so none of this file's runs after this has run there.
+        let _ = wait_for(async {});
+        let pending = lock(&self.pending);
+        let pending = self.idle.wait_while(pending, |pending| *pending > 0);
+        drop(pending.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: the object was allocated as a box in `open`, and no client has a reference to it any more.
+        drop(unsafe { Box::from_raw(self.object) });
+    }
+}
+
+fn new_object(device: *mut DeviceObject, kind: usize) -> FileObject {
+    let list = ListEntry {
+        flink: ptr::null_mut(),
+        blink: ptr::null_mut(),
+    };
+    let event = KEvent {
+        kind: 0,
+        signalling: 0,
+        size: (size_of::<KEvent>() / 4) as u8,
+        reserved: 0,
+        signal_state: 0,
+        wait_list_head: list,
+    };
+    FileObject {
+        kind: IO_TYPE_FILE,
+        size: size_of::<FileObject>() as i16,
+        device_object: device,
+        vpb: ptr::null_mut(),
+        fs_context: ptr::null_mut(),
+        fs_context2: kind as *mut c_void,
+        section_object_pointer: ptr::null_mut(),
+        private_cache_map: ptr::null_mut(),
+        final_status: 0,
+        related_file_object: ptr::null_mut(),
+        lock_operation: 0,
+        delete_pending: 0,
+        read_access: 1,
+        write_access: 1,
+        delete_access: 0,
+        shared_read: 0,
+        shared_write: 0,
+        shared_delete: 0,
+        flags: 0,
+        file_name: UnicodeString {
+            length: 0,
+            maximum_length: 0,
+            buffer: ptr::null_mut(),
+        },
+        current_byte_offset: 0,
+        waiters: 0,
+        busy: 0,
+        last_lock: ptr::null_mut(),
+        lock: event,
+        event,
+        completion_context: ptr::null_mut(),
+        irp_list_lock: 0,
+        irp_list: list,
+        file_object_extension: ptr::null_mut(),
+    }
+}
+
+/// The type of file objects, which clients compare only.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct ObjectType(*const c_void);
+
+// SAFETY: the value never changes.
+unsafe impl Sync for ObjectType {}
+
+static FILE_TYPE: ObjectType = ObjectType((&raw const FILE_TYPE).cast());
+
+/// Points to the type of file objects.
+#[unsafe(no_mangle)]
+pub static IoFileObjectType: &ObjectType = &FILE_TYPE;
+
+/// Closes a handle. With the last handle of a file, its requests are cancelled before this returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn ZwClose(handle: Handle) -> NtStatus {
+    let file = table().handles.remove(&(handle as usize));
+    let Some(file) = file else {
+        return nt(INVALID_HANDLE);
+    };
+    file.clean_up();
+    ObfDereferenceObject(file.object.cast());
+    nt(Status::SUCCESS)
+}
+
+/// Returns the file object of a handle, with a reference to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ObReferenceObjectByHandle(
+    handle: Handle,
+    _access: u32,
+    kind: *const ObjectType,
+    _mode: i8,
+    object: *mut *mut c_void,
+    information: *mut [u32; 2],
+) -> NtStatus {
+    if !kind.is_null() && !ptr::eq(kind, FILE_TYPE.0.cast()) {
+        return nt(OBJECT_TYPE_MISMATCH);
+    }
+    let mut table = table();
+    let Some(found) = table
+        .handles
+        .get(&(handle as usize))
+        .map(|file| file.object)
+    else {
+        return nt(INVALID_HANDLE);
+    };
+    if object.is_null() {
+        return nt(Status::INVALID_PARAMETER);
+    }
+    if let Some((_, references)) = table.objects.get_mut(&(found as usize)) {
+        *references += 1;
+    }
+    // SAFETY: the caller promises that the pointers are null or valid.
+    unsafe {
+        object.write(found.cast());
+        if !information.is_null() {
+            information.write([0; 2]);
+        }
+    }
+    nt(Status::SUCCESS)
+}
+
+/// Adds a reference to a file object, and returns their number.
+#[unsafe(no_mangle)]
+pub extern "C" fn ObfReferenceObject(object: *mut c_void) -> isize {
+    let mut table = table();
+    let Some((_, references)) = table.objects.get_mut(&(object as usize)) else {
+        return 0;
+    };
+    *references += 1;
+    *references as isize
+}
+
+/// Removes a reference to a file object, and returns their number.
+#[unsafe(no_mangle)]
+pub extern "C" fn ObfDereferenceObject(object: *mut c_void) -> isize {
+    let mut table = table();
+    let Some((_, references)) = table.objects.get_mut(&(object as usize)) else {
+        return 0;
+    };
+    *references -= 1;
+    let left = *references;
+    let last = (left == 0).then(|| table.objects.remove(&(object as usize)));
+    drop(table);
+    // A file that is dropped frees its object, and may complete requests.
+    drop(last);
+    left as isize
+}
+
+/// Returns the device of a file object.
+#[unsafe(no_mangle)]
+pub extern "C" fn IoGetRelatedDeviceObject(object: *mut FileObject) -> *mut DeviceObject {
+    of_object(object).map_or(ptr::null_mut(), |file| file.device.object())
+}
+
+/// Returns the number of open handles and of file objects with references. Tests look for leaks with it.
+#[doc(hidden)]
+pub fn open_files() -> (usize, usize) {
+    let table = table();
+    (table.handles.len(), table.objects.len())
+}

@@ -1,0 +1,387 @@
+//! [`Handlers`]: the event handlers that a client has set on an address, called for the events of its endpoints.
+
+use std::{ffi::c_void, mem, ptr, sync::Mutex};
+
+use bytes::BytesMut;
+use smbdirect_tdi::{
+    Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
+    EndpointState, Indication, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest, RequestId,
+    Status,
+};
+
+use crate::{
+    address, chained,
+    device::call_client,
+    files::{lock, of_object},
+    irp::{Request, nt},
+    layout::{IoStackLocation, Irp, Mdl, NtStatus, RequestData},
+    mdl::Target,
+};
+
+/// Events of TDI, by their numbers.
+pub(crate) const EVENT_CONNECT: usize = 0;
+pub(crate) const EVENT_DISCONNECT: usize = 1;
+pub(crate) const EVENT_ERROR: usize = 2;
+pub(crate) const EVENT_RECEIVE: usize = 3;
+pub(crate) const EVENT_SEND_POSSIBLE: usize = 6;
+pub(crate) const EVENT_CHAINED_RECEIVE: usize = 7;
+pub(crate) const EVENT_ERROR_EX: usize = 10;
+/// The number of events.
+pub(crate) const EVENT_COUNT: usize = 11;
+
+type Connect = unsafe extern "C" fn(
+    *mut c_void,
+    i32,
+    *mut c_void,
+    i32,
+    *mut c_void,
+    i32,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut Irp,
+) -> NtStatus;
+type Disconnect = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    i32,
+    *mut c_void,
+    i32,
+    *mut c_void,
+    u32,
+) -> NtStatus;
+type Error = unsafe extern "C" fn(*mut c_void, NtStatus) -> NtStatus;
+type ErrorEx = unsafe extern "C" fn(*mut c_void, NtStatus, *mut c_void) -> NtStatus;
+type Receive = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    u32,
+    u32,
+    u32,
+    *mut u32,
+    *const c_void,
+    *mut *mut Irp,
+) -> NtStatus;
+type ChainedReceive = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    u32,
+    u32,
+    u32,
+    *const Mdl,
+    *mut c_void,
+) -> NtStatus;
+type SendPossible = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> NtStatus;
+
+/// The client's name for a connection, and the requests that its handlers have returned for it.
+pub(crate) struct ConnectionContext {
+    value: usize,
+    /// The accept that the connect handler has returned.
+    accept: Mutex<Option<Request>>,
+    /// The receive that the receive handler has returned.
+    receive: Mutex<Option<(Request, Target)>>,
+}
+
+impl ConnectionContext {
+    pub(crate) const fn new(value: usize) -> Self {
+        Self {
+            value,
+            accept: Mutex::new(None),
+            receive: Mutex::new(None),
+        }
+    }
+
+    const fn pointer(&self) -> *mut c_void {
+        self.value as *mut c_void
+    }
+
+    /// Completes the requests that handlers have returned as cancelled, because the connection was aborted.
+    pub(crate) fn cancel(&self) {
+        let accept = lock(&self.accept).take();
+        let receive = lock(&self.receive).take();
+        drop((accept, receive));
+    }
+
+    /// Completes the accept that the connect handler has returned.
+    fn complete_accept(&self, status: Status) {
+        let accept = lock(&self.accept).take();
+        if let Some(accept) = accept {
+            accept.complete((status, 0));
+        }
+    }
+}
+
+/// A handler and its context.
+#[derive(Clone, Copy)]
+struct Slot {
+    handler: *mut c_void,
+    context: *mut c_void,
+}
+
+// SAFETY: both belong to the client, which sets them for calls from every thread.
+unsafe impl Send for Slot {}
+
+const EMPTY: Slot = Slot {
+    handler: ptr::null_mut(),
+    context: ptr::null_mut(),
+};
+
+/// The handlers of an address.
+pub(crate) struct Handlers(Mutex<[Slot; EVENT_COUNT]>);
+
+impl Default for Handlers {
+    fn default() -> Self {
+        Self(Mutex::new([EMPTY; EVENT_COUNT]))
+    }
+}
+
+impl Handlers {
+    /// Sets the handler of an event; null removes it.
+    ///
+    /// # Safety
+    /// The handler has the type that TDI defines for the event.
+    pub(crate) unsafe fn set(&self, event: usize, handler: *mut c_void, context: *mut c_void) {
+        lock(&self.0)[event] = Slot { handler, context };
+    }
+
+    /// Removes all handlers, because the address was closed.
+    pub(crate) fn remove_all(&self) {
+        *lock(&self.0) = [EMPTY; EVENT_COUNT];
+    }
+
+    /// Returns the handler of an event as `F`, with its context.
+    ///
+    /// # Safety
+    /// `F` is the type of the event's handlers.
+    unsafe fn get<F: Copy>(&self, event: usize) -> Option<(F, *mut c_void)> {
+        let Slot { handler, context } = lock(&self.0)[event];
+        // SAFETY: the caller promises that `F` is a pointer to a function of the type that `set` was promised.
+        (!handler.is_null()).then(|| (unsafe { mem::transmute_copy(&handler) }, context))
+    }
+}
+
+/// Takes over an IRP that a handler has returned. Its current stack location is that of the transport if the client
+/// has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.
+///
+/// # Safety
+/// The IRP is null or valid, and belongs to the transport from now on.
+unsafe fn returned(irp: *mut Irp) -> Option<(Request, *const IoStackLocation)> {
+    if irp.is_null() {
+        return None;
+    }
+    // SAFETY: the caller promises a valid IRP, which has at least one stack location.
+    unsafe {
+        if (*irp).current_location > (*irp).stack_count {
+            (*irp).current_location -= 1;
+            (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
+        }
+        let location = (*irp).current_stack_location;
+        let file = of_object((*location).file_object).ok()?;
+        let request = Request::new(irp, file);
+        request.mark_pending(None);
+        Some((request, location))
+    }
+}
+
+impl Client<ConnectionContext> for Handlers {
+    fn connect(
+        &self,
+        _address: &Address<ConnectionContext>,
+        offer: &Offer,
+    ) -> ConnectAnswer<ConnectionContext> {
+        // SAFETY: the type is that of the event.
+        let Some((handler, event_context)) = (unsafe { self.get::<Connect>(EVENT_CONNECT) }) else {
+            return ConnectAnswer::Refuse;
+        };
+        let mut peer = address::format(offer.peer_addr);
+        let (mut context, mut irp) = (ptr::null_mut(), ptr::null_mut());
+        let null = ptr::null_mut();
+        // SAFETY: the pointers are valid during the call.
+        let status = call_client(|| unsafe {
+            let (length, peer) = (peer.len() as i32, peer.as_mut_ptr().cast());
+            handler(
+                event_context,
+                length,
+                peer,
+                0,
+                null,
+                0,
+                null,
+                &mut context,
+                &mut irp,
+            )
+        });
+        if status == nt(Status::INSUFFICIENT_RESOURCES) {
+            return ConnectAnswer::NoResources;
+        }
+        if status != nt(Status::MORE_PROCESSING_REQUIRED) {
+            return ConnectAnswer::Refuse;
+        }
+        // SAFETY: the client returned the request of an accept.
+        let Some((request, _)) = (unsafe { returned(irp) }) else {
+            return ConnectAnswer::Refuse;
+        };
+        let endpoint = match request.file().endpoint() {
+            Ok(endpoint) => endpoint,
+            Err(status) => {
+                request.complete((status, 0));
+                return ConnectAnswer::Refuse;
+            }
+        };
+        if endpoint.state() != EndpointState::Associated {
+            request.complete((Status::CONNECTION_ACTIVE, 0));
+            return ConnectAnswer::Refuse;
+        }
+        *lock(&endpoint.context().accept) = Some(request);
+        ConnectAnswer::Accept(endpoint)
+    }
+
+    fn accept_completed(&self, endpoint: &Endpoint<ConnectionContext>, result: Result<(), Status>) {
+        let status = result.err().unwrap_or(Status::SUCCESS);
+        endpoint.context().complete_accept(status);
+    }
+
+    fn receive(&self, endpoint: &Endpoint<ConnectionContext>, indication: Indication) -> Answer {
+        // SAFETY: the type is that of the event.
+        let Some((handler, event_context)) = (unsafe { self.get::<Receive>(EVENT_RECEIVE) }) else {
+            return Answer::NotAccepted(0);
+        };
+        let (data, context) = (&indication.data, endpoint.context());
+        let (mut taken, mut irp) = (0, ptr::null_mut());
+        // SAFETY: the pointers are valid during the call.
+        let status = call_client(|| unsafe {
+            handler(
+                event_context,
+                context.pointer(),
+                indication.flags.bits(),
+                data.len() as u32,
+                u32::try_from(indication.available).unwrap_or(u32::MAX),
+                &mut taken,
+                data.as_ptr().cast(),
+                &mut irp,
+            )
+        });
+        // A client cannot have taken what it was not shown.
+        let taken = (taken as usize).min(data.len());
+        if status == nt(Status::SUCCESS) {
+            return Answer::Taken(taken);
+        }
+        if status != nt(Status::MORE_PROCESSING_REQUIRED) {
+            return Answer::NotAccepted(taken);
+        }
+        // SAFETY: the client returned a receive.
+        match unsafe { returned_receive(irp, context) } {
+            Some(request) => Answer::TakenThenReceive(taken, request),
+            None => Answer::NotAccepted(taken),
+        }
+    }
+
+    fn receive_completed(
+        &self,
+        endpoint: &Endpoint<ConnectionContext>,
+        completion: ReceiveCompletion,
+    ) {
+        let posted = lock(&endpoint.context().receive).take();
+        if let Some((request, target)) = posted {
+            target.write(&completion.buffer[..completion.information]);
+            request.complete((completion.status, completion.information));
+        }
+    }
+
+    fn takes_chained(&self) -> bool {
+        !lock(&self.0)[EVENT_CHAINED_RECEIVE].handler.is_null()
+    }
+
+    fn chained_receive(
+        &self,
+        endpoint: &Endpoint<ConnectionContext>,
+        tsdu: ChainedTsdu,
+    ) -> Result<(), ChainedTsdu> {
+        // SAFETY: the type is that of the event.
+        let handler = unsafe { self.get::<ChainedReceive>(EVENT_CHAINED_RECEIVE) };
+        let Some((handler, event_context)) = handler else {
+            return Err(tsdu);
+        };
+        let context = endpoint.context().pointer();
+        chained::lend(tsdu, |flags, length, mdl, descriptor| {
+            // SAFETY: the pointers are valid until the client has returned the TSDU.
+            call_client(|| unsafe {
+                handler(event_context, context, flags, length, 0, mdl, descriptor)
+            })
+        })
+    }
+
+    fn send_possible(&self, endpoint: &Endpoint<ConnectionContext>, available: usize) {
+        // SAFETY: the type is that of the event.
+        let handler = unsafe { self.get::<SendPossible>(EVENT_SEND_POSSIBLE) };
+        if let Some((handler, event_context)) = handler {
+            let available = u32::try_from(available).unwrap_or(u32::MAX);
+            let context = endpoint.context().pointer();
+            // SAFETY: the client set the handler for such calls.
+            call_client(|| unsafe { handler(event_context, context, available) });
+        }
+    }
+
+    fn disconnect(
+        &self,
+        endpoint: &Endpoint<ConnectionContext>,
+        flags: DisconnectFlags,
+        _cause: &Cause,
+    ) {
+        // SAFETY: the type is that of the event.
+        let handler = unsafe { self.get::<Disconnect>(EVENT_DISCONNECT) };
+        if let Some((handler, event_context)) = handler {
+            let (context, null) = (endpoint.context().pointer(), ptr::null_mut());
+            // SAFETY: the client set the handler for such calls.
+            call_client(|| unsafe {
+                handler(event_context, context, 0, null, 0, null, flags.bits())
+            });
+        }
+    }
+
+    fn error(&self, status: Status) {
+        // SAFETY: the types are those of the events.
+        let (extended, plain) = unsafe {
+            (
+                self.get::<ErrorEx>(EVENT_ERROR_EX),
+                self.get::<Error>(EVENT_ERROR),
+            )
+        };
+        // SAFETY: the client set the handlers for such calls.
+        call_client(|| unsafe {
+            if let Some((handler, context)) = extended {
+                handler(context, nt(status), ptr::null_mut());
+            } else if let Some((handler, context)) = plain {
+                handler(context, nt(status));
+            }
+        });
+    }
+}
+
+/// Takes over the receive that a receive handler has returned. A request with a wrong buffer completes here.
+///
+/// # Safety
+/// As [`returned`].
+unsafe fn returned_receive(irp: *mut Irp, context: &ConnectionContext) -> Option<ReceiveRequest> {
+    // SAFETY: the promise is the same. The parameters are those of a receive.
+    unsafe {
+        let (request, location) = returned(irp)?;
+        let data = (&raw const (*location).parameters)
+            .cast::<RequestData>()
+            .read();
+        match Target::new((*irp).mdl_address, data.length as usize) {
+            Ok(target) => {
+                let buffer = BytesMut::zeroed(target.len());
+                *lock(&context.receive) = Some((request, target));
+                Some(ReceiveRequest {
+                    id: RequestId(irp as u64),
+                    buffer,
+                    flags: ReceiveFlags::from_bits_retain(data.flags),
+                })
+            }
+            Err(status) => {
+                request.complete((status, 0));
+                None
+            }
+        }
+    }
+}

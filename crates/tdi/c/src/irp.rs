@@ -1,0 +1,348 @@
+//! The life of a request: allocation, submission, completion and cancellation of IRPs.
+//!
+//! A request that the transport has is a [`Request`], which completes its IRP exactly once: with the result of the
+//! work, or as cancelled when it is dropped.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    future::Future,
+    ptr,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use smbdirect_tdi::Status;
+
+use crate::{
+    device::{Device, call_client, runtime},
+    dispatch,
+    event::KeSetEvent,
+    files::File,
+    layout::{
+        DeviceObject, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, IoStatusBlock,
+        Irp, KEvent, MDL_PAGES_LOCKED, Mdl, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR,
+        SL_INVOKE_ON_SUCCESS, SL_PENDING_RETURNED,
+    },
+    mdl::IoFreeMdl,
+};
+
+/// Most stack locations of an IRP. CurrentLocation, one more, is a CHAR.
+const MAX_STACK_COUNT: i8 = 126;
+
+/// The flag of an IRP of [`IoAllocateIrp`], which is freed at the end of its life. The memory of other IRPs is the
+/// client's.
+const IRP_ALLOCATED: u8 = 0x01;
+
+/// The result of a request: its status, and IoStatus.Information.
+pub(crate) type Outcome = (Status, usize);
+
+/// Cancels the work of a request.
+pub(crate) type Cancel = Arc<dyn Fn() + Send + Sync>;
+
+/// The requests that can be cancelled, by the addresses of their IRPs.
+static CANCELS: LazyLock<Mutex<HashMap<usize, Cancel>>> = LazyLock::new(Mutex::default);
+
+fn cancels() -> MutexGuard<'static, HashMap<usize, Cancel>> {
+    CANCELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a status as the headers declare it.
+pub(crate) const fn nt(status: Status) -> NtStatus {
+    status.0 as NtStatus
+}
+
+/// Allocates an IRP.
+#[unsafe(no_mangle)]
+pub extern "C" fn IoAllocateIrp(stack_size: i8, _charge_quota: u8) -> *mut Irp {
+    if !(1..=MAX_STACK_COUNT).contains(&stack_size) {
+        return ptr::null_mut();
+    }
+    let size = size_of::<Irp>() + stack_size as usize * size_of::<IoStackLocation>();
+    // SAFETY: the size is not 0. The memory is of malloc, so that tools find wrong uses of it.
+    let irp = unsafe { libc::malloc(size) }.cast::<Irp>();
+    if !irp.is_null() {
+        // SAFETY: the memory has this size.
+        unsafe {
+            IoInitializeIrp(irp, size as u16, stack_size);
+            (*irp).allocation_flags = IRP_ALLOCATED;
+        }
+    }
+    irp
+}
+
+/// Initializes memory of the caller's as an IRP.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoInitializeIrp(irp: *mut Irp, size: u16, stack_size: i8) {
+    let needed =
+        size_of::<Irp>() + usize::from(stack_size.max(0) as u8) * size_of::<IoStackLocation>();
+    if irp.is_null() || stack_size > MAX_STACK_COUNT || usize::from(size) < needed {
+        return;
+    }
+    // SAFETY: the caller promises memory of `size` bytes. Zeros are valid in every field. The stack begins after
+    // the IRP, and the location after its last is where an unsubmitted IRP is.
+    unsafe {
+        irp.cast::<u8>().write_bytes(0, usize::from(size));
+        (*irp).kind = IO_TYPE_IRP;
+        (*irp).size = size;
+        (*irp).stack_count = stack_size;
+        (*irp).current_location = stack_size + 1;
+        let stack = irp.add(1).cast::<IoStackLocation>();
+        (*irp).current_stack_location = stack.add(stack_size.max(0) as usize);
+        let list = &raw mut (*irp).thread_list_entry;
+        (*irp).thread_list_entry.flink = list;
+        (*irp).thread_list_entry.blink = list;
+    }
+}
+
+/// Makes a completed IRP ready for another request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoReuseIrp(irp: *mut Irp, status: NtStatus) {
+    if irp.is_null() {
+        return;
+    }
+    // SAFETY: the caller promises an IRP that the transport does not have.
+    unsafe {
+        let (size, stack_count, flags) = ((*irp).size, (*irp).stack_count, (*irp).allocation_flags);
+        IoInitializeIrp(irp, size, stack_count);
+        (*irp).allocation_flags = flags;
+        (*irp).io_status = IoStatusBlock::new(status, 0);
+    }
+}
+
+/// Frees an IRP of [`IoAllocateIrp`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoFreeIrp(irp: *mut Irp) {
+    // SAFETY: the caller promises an IRP of `IoAllocateIrp`, or null.
+    unsafe { libc::free(irp.cast()) };
+}
+
+/// Allocates an IRP that is freed when it completes. `TdiBuildInternalDeviceControlIrp` calls this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoBuildDeviceIoControlRequest(
+    code: u32,
+    device: *mut DeviceObject,
+    _input: *mut c_void,
+    input_length: u32,
+    output: *mut c_void,
+    output_length: u32,
+    is_internal: u8,
+    event: *mut KEvent,
+    status_block: *mut IoStatusBlock,
+) -> *mut Irp {
+    // Requests of TDI have no such buffers.
+    if is_internal == 0 || input_length != 0 || output_length != 0 || !output.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: the caller promises a valid device, or null.
+    let stack_size = unsafe { device.as_ref() }.map_or(1, |device| device.stack_size);
+    let irp = IoAllocateIrp(stack_size, 0);
+    if irp.is_null() {
+        return irp;
+    }
+    // SAFETY: the IRP is new, and has at least one stack location.
+    unsafe {
+        (*irp).user_event = event;
+        (*irp).user_iosb = status_block;
+        let location = (*irp).current_stack_location.sub(1);
+        (*location).major_function = IRP_MJ_INTERNAL_DEVICE_CONTROL;
+        (*location).minor_function = code as u8;
+        (*location).device_object = device;
+    }
+    irp
+}
+
+/// Submits a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IofCallDriver(device: *mut DeviceObject, irp: *mut Irp) -> NtStatus {
+    // SAFETY: the caller promises a valid IRP that it owns.
+    unsafe {
+        if irp.is_null() || (*irp).kind != IO_TYPE_IRP || (*irp).current_location <= 1 {
+            return nt(Status::INVALID_PARAMETER);
+        }
+        let Some(known) = Device::of(device) else {
+            return nt(Status::INVALID_PARAMETER);
+        };
+        (*irp).current_location -= 1;
+        (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
+        (*(*irp).current_stack_location).device_object = device;
+        dispatch::request(known, irp)
+    }
+}
+
+/// Cancels a request. Returns whether it was pending in a state in which it can be cancelled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoCancelIrp(irp: *mut Irp) -> u8 {
+    if irp.is_null() {
+        return 0;
+    }
+    let mut cancels = cancels();
+    // SAFETY: the caller promises that the IRP is not freed during this call. A pending request that completes
+    // meanwhile waits for the lock first.
+    unsafe {
+        (*irp).cancel = 1;
+        (*irp).cancel_routine = ptr::null_mut();
+    }
+    let cancel = cancels.remove(&(irp as usize));
+    drop(cancels);
+    let Some(cancel) = cancel else { return 0 };
+    cancel();
+    1
+}
+
+/// Completes an IRP whose current stack location is that of the caller, which acts as a driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IofCompleteRequest(irp: *mut Irp, _priority_boost: i8) {
+    if irp.is_null() {
+        return;
+    }
+    // SAFETY: the caller promises a valid IRP that it owns.
+    unsafe {
+        while (*irp).current_location <= (*irp).stack_count {
+            let location = (*irp).current_stack_location;
+            (*irp).pending_returned = (*location).control & SL_PENDING_RETURNED;
+            (*irp).current_location += 1;
+            (*irp).current_stack_location = location.add(1);
+            let is_top = (*irp).current_location > (*irp).stack_count;
+            let is_error = (*irp).io_status.status() < 0;
+            let wanted = if is_error {
+                SL_INVOKE_ON_ERROR
+            } else {
+                SL_INVOKE_ON_SUCCESS
+            };
+            let cancelled = (*irp).cancel != 0 && (*location).control & SL_INVOKE_ON_CANCEL != 0;
+            if (*location).control & wanted != 0 || cancelled {
+                let device = if is_top {
+                    ptr::null_mut()
+                } else {
+                    (*(*irp).current_stack_location).device_object
+                };
+                let context = (*location).context;
+                let routine = (*location).completion_routine;
+                let status = routine.map(|routine| call_client(|| routine(device, irp, context)));
+                if status == Some(nt(Status::MORE_PROCESSING_REQUIRED)) {
+                    // The IRP belongs to the client again, which may have freed it.
+                    return;
+                }
+            } else if (*irp).pending_returned != 0 && !is_top {
+                (*(*irp).current_stack_location).control |= SL_PENDING_RETURNED;
+            }
+        }
+        finish(irp);
+    }
+}
+
+/// Ends the life of an IRP after all completion routines: reports the status, and frees the IRP and the memory
+/// descriptions that are locked.
+///
+/// # Safety
+/// The IRP is valid, and nothing uses it.
+unsafe fn finish(irp: *mut Irp) {
+    // SAFETY: the caller promises a valid IRP, with a chain of valid descriptions.
+    unsafe {
+        let mut mdl: *mut Mdl = (*irp).mdl_address;
+        while !mdl.is_null() && (*mdl).flags & MDL_PAGES_LOCKED != 0 {
+            let next = (*mdl).next;
+            IoFreeMdl(mdl);
+            mdl = next;
+        }
+        let (block, event, status) = ((*irp).user_iosb, (*irp).user_event, (*irp).io_status);
+        if (*irp).allocation_flags & IRP_ALLOCATED != 0 {
+            IoFreeIrp(irp);
+        }
+        if !block.is_null() {
+            block.write(status);
+        }
+        KeSetEvent(event, 0, 0);
+    }
+}
+
+/// A request that the transport has. Its IRP completes when it is dropped at the latest.
+pub(crate) struct Request {
+    irp: *mut Irp,
+    /// The file that waits for the request before it is closed.
+    file: Arc<File>,
+    outcome: Outcome,
+}
+
+// SAFETY: the IRP belongs to the transport until the request completes.
+unsafe impl Send for Request {}
+// SAFETY: nothing reads the IRP through a shared reference.
+unsafe impl Sync for Request {}
+
+impl Request {
+    /// Takes over an IRP whose current stack location is that of the transport.
+    ///
+    /// # Safety
+    /// The IRP is valid and belongs to the transport from now on.
+    pub(crate) unsafe fn new(irp: *mut Irp, file: Arc<File>) -> Self {
+        file.request_started();
+        Self {
+            irp,
+            file,
+            outcome: (Status::CANCELLED, 0),
+        }
+    }
+
+    /// Returns the file of the request.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Completes the request.
+    pub(crate) fn complete(mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+
+    /// Marks the request as pending. It is cancelled by `cancel`, if there is one.
+    pub(crate) fn mark_pending(&self, cancel: Option<Cancel>) {
+        let mut cancels = cancels();
+        // SAFETY: the IRP belongs to the transport, and its current stack location is valid.
+        unsafe { (*(*self.irp).current_stack_location).control |= SL_PENDING_RETURNED };
+        if let Some(cancel) = cancel {
+            // SAFETY: as above. A cancel routine that is not null says that the request can be cancelled.
+            unsafe { (*self.irp).cancel_routine = IoCancelIrp as *mut c_void };
+            cancels.insert(self.irp as usize, cancel);
+        }
+    }
+
+    /// Completes the request with the result of `work`: now if the result is there, otherwise on the transport's
+    /// thread. Returns what `IoCallDriver` returns.
+    pub(crate) fn run(
+        self,
+        work: impl Future<Output = Outcome> + Send + 'static,
+        cancel: Option<Cancel>,
+    ) -> NtStatus {
+        let _context = runtime().enter();
+        let mut work = Box::pin(work);
+        let first = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(outcome) = first {
+            self.complete(outcome);
+            return nt(outcome.0);
+        }
+        self.mark_pending(cancel);
+        runtime().spawn(async move {
+            let outcome = work.await;
+            self.complete(outcome);
+        });
+        nt(Status::PENDING)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut cancels = cancels();
+        let cancel = cancels.remove(&(self.irp as usize));
+        let (status, information) = self.outcome;
+        // SAFETY: the IRP belongs to the transport until `IofCompleteRequest` returns it to the client.
+        unsafe {
+            (*self.irp).cancel_routine = ptr::null_mut();
+            (*self.irp).io_status = IoStatusBlock::new(nt(status), information);
+        }
+        drop(cancels);
+        drop(cancel);
+        // SAFETY: as above.
+        unsafe { IofCompleteRequest(self.irp, 0) };
+        self.file.request_completed();
+    }
+}

@@ -1,0 +1,388 @@
+//! MDLs: descriptions of the client's memory, which can be chained, and how the transport lends that memory.
+
+use std::{ffi::c_void, ptr, ptr::NonNull, sync::Arc};
+
+use bytes::Bytes;
+use smbdirect::Message;
+use smbdirect_tdi::Status;
+use tokio::sync::oneshot;
+
+use crate::{
+    irp::nt,
+    layout::{
+        Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL,
+        Mdl, NtStatus,
+    },
+};
+
+/// Pages have this size in descriptions.
+const PAGE_BYTES: usize = 4096;
+/// Most descriptions of a chain, so that a chain that leads back to itself ends.
+const MAX_CHAIN: usize = 1 << 16;
+
+/// Allocates a description of memory. With an IRP it becomes the IRP's, or with `secondary` the last of its chain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoAllocateMdl(
+    address: *mut c_void,
+    length: u32,
+    secondary: u8,
+    _charge_quota: u8,
+    irp: *mut Irp,
+) -> *mut Mdl {
+    // SAFETY: the size is not 0. The memory is of malloc, so that tools find wrong uses of it.
+    let mdl = unsafe { libc::malloc(size_of::<Mdl>()) }.cast::<Mdl>();
+    if mdl.is_null() {
+        return mdl;
+    }
+    // SAFETY: the memory has the size of a description. The caller promises that the IRP is null, or valid with its
+    // chain.
+    unsafe {
+        mdl.write(description(address, length));
+        if !irp.is_null() {
+            let mut place = &raw mut (*irp).mdl_address;
+            while secondary != 0 && !(*place).is_null() {
+                place = &raw mut (**place).next;
+            }
+            *place = mdl;
+        }
+    }
+    mdl
+}
+
+/// Returns a description of memory that is not mapped.
+pub(crate) fn description(address: *mut c_void, length: u32) -> Mdl {
+    let offset = address as usize % PAGE_BYTES;
+    Mdl {
+        next: ptr::null_mut(),
+        size: size_of::<Mdl>() as i16,
+        flags: 0,
+        process: ptr::null_mut(),
+        mapped_system_va: ptr::null_mut(),
+        start_va: address.wrapping_byte_sub(offset),
+        byte_count: length,
+        byte_offset: offset as u32,
+    }
+}
+
+/// Frees a description of `IoAllocateMdl`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoFreeMdl(mdl: *mut Mdl) {
+    // SAFETY: the caller promises a description of `IoAllocateMdl`, or null.
+    unsafe { libc::free(mdl.cast()) };
+}
+
+/// Makes `target` describe a part of the memory of `source`: from `address`, `length` bytes or the rest.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IoBuildPartialMdl(
+    source: *mut Mdl,
+    target: *mut Mdl,
+    address: *mut c_void,
+    length: u32,
+) {
+    if source.is_null() || target.is_null() {
+        return;
+    }
+    // SAFETY: the caller promises two valid descriptions.
+    unsafe {
+        let before = (address as usize).wrapping_sub(start(source) as usize);
+        let rest = ((*source).byte_count as usize).saturating_sub(before) as u32;
+        let length = if length == 0 { rest } else { length };
+        let next = (*target).next;
+        target.write(description(address, length));
+        (*target).next = next;
+        (*target).flags = MDL_PARTIAL | MDL_MAPPED_TO_SYSTEM_VA;
+        (*target).mapped_system_va = address;
+    }
+}
+
+/// Maps a description. All memory of the process is mapped already.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn MmBuildMdlForNonPagedPool(mdl: *mut Mdl) {
+    // SAFETY: the promise is the same.
+    unsafe { map(mdl, MDL_SOURCE_IS_NONPAGED_POOL) };
+}
+
+/// Locks the memory of a description, which then is freed with the IRP, as by Windows.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn MmProbeAndLockPages(mdl: *mut Mdl, _mode: i8, _operation: u32) {
+    // SAFETY: the promise is the same.
+    unsafe { map(mdl, MDL_PAGES_LOCKED | MDL_MAPPED_TO_SYSTEM_VA) };
+}
+
+/// Unlocks the memory of a description.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn MmUnlockPages(mdl: *mut Mdl) {
+    if !mdl.is_null() {
+        // SAFETY: the caller promises a valid description.
+        unsafe { (*mdl).flags &= !(MDL_PAGES_LOCKED | MDL_MAPPED_TO_SYSTEM_VA) };
+    }
+}
+
+unsafe fn map(mdl: *mut Mdl, flags: i16) {
+    if !mdl.is_null() {
+        // SAFETY: the caller promises a valid description.
+        unsafe {
+            (*mdl).mapped_system_va = (*mdl)
+                .start_va
+                .wrapping_byte_add((*mdl).byte_offset as usize);
+            (*mdl).flags |= flags;
+        }
+    }
+}
+
+/// Returns the first byte that a description describes.
+unsafe fn start(mdl: *const Mdl) -> *mut u8 {
+    // SAFETY: the caller promises a valid description.
+    unsafe {
+        (*mdl)
+            .start_va
+            .cast::<u8>()
+            .wrapping_add((*mdl).byte_offset as usize)
+    }
+}
+
+/// Memory of the client's: where it starts, and its length.
+pub(crate) type Span = (NonNull<u8>, usize);
+
+/// Returns the first `length` bytes that a chain describes, without empty parts.
+///
+/// # Safety
+/// The chain is null or valid.
+///
+/// # Errors
+/// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the chain is shorter.
+pub(crate) unsafe fn spans(mut mdl: *const Mdl, length: usize) -> Result<Vec<Span>, Status> {
+    let (mut spans, mut left) = (Vec::new(), length);
+    for _ in 0..MAX_CHAIN {
+        if left == 0 {
+            return Ok(spans);
+        }
+        if mdl.is_null() {
+            break;
+        }
+        // SAFETY: the caller promises a valid chain.
+        let (start, count, next) = unsafe { (start(mdl), (*mdl).byte_count, (*mdl).next) };
+        let count = left.min(count as usize);
+        if count > 0 {
+            let start = NonNull::new(start).ok_or(Status::INVALID_PARAMETER)?;
+            spans.push((start, count));
+        }
+        left -= count;
+        mdl = next;
+    }
+    Err(Status::INVALID_PARAMETER)
+}
+
+/// A place for received data, in the memory of the client's.
+pub(crate) struct Target(Vec<Span>);
+
+// SAFETY: the memory belongs to the transport until the request completes.
+unsafe impl Send for Target {}
+// SAFETY: nothing reads it through a shared reference.
+unsafe impl Sync for Target {}
+
+impl Target {
+    /// Describes the first `length` bytes of a chain.
+    ///
+    /// # Safety
+    /// The chain is null or valid, and its memory belongs to the transport while the target exists.
+    ///
+    /// # Errors
+    /// As [`spans`].
+    pub(crate) unsafe fn new(mdl: *const Mdl, length: usize) -> Result<Self, Status> {
+        // SAFETY: the promise includes that of `spans`.
+        unsafe { spans(mdl, length) }.map(Self)
+    }
+
+    /// Describes a buffer.
+    ///
+    /// # Safety
+    /// The buffer has this length, and belongs to the transport while the target exists.
+    ///
+    /// # Errors
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the buffer is null and not empty.
+    pub(crate) unsafe fn of(buffer: *mut u8, length: usize) -> Result<Self, Status> {
+        match NonNull::new(buffer) {
+            Some(start) => Ok(Self(vec![(start, length)])),
+            None if length == 0 => Ok(Self(Vec::new())),
+            None => Err(Status::INVALID_PARAMETER),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Copies `bytes` to the start of the target. Returns the number of bytes that had room.
+    pub(crate) fn write(&self, mut bytes: &[u8]) -> usize {
+        let length = bytes.len();
+        for (start, room) in &self.0 {
+            let count = bytes.len().min(*room);
+            // SAFETY: the span has `room` bytes, which belong to the transport.
+            unsafe {
+                start
+                    .as_ptr()
+                    .copy_from_nonoverlapping(bytes.as_ptr(), count);
+            };
+            bytes = &bytes[count..];
+        }
+        length - bytes.len()
+    }
+}
+
+/// A notification that no part of the client's memory is used any more.
+pub(crate) struct Released(Option<oneshot::Receiver<()>>);
+
+impl Released {
+    /// Waits until no part is used.
+    pub(crate) async fn wait(self) {
+        if let Some(receiver) = self.0 {
+            // The sender is dropped without a value with the last part.
+            let _ = receiver.await;
+        }
+    }
+}
+
+/// One part of a client's memory that is lent.
+struct Part {
+    span: Span,
+    /// Dropped with the last part.
+    _last: Arc<oneshot::Sender<()>>,
+}
+
+// SAFETY: the memory is only read, and the client keeps it unchanged until the request completes.
+unsafe impl Send for Part {}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        let (start, length) = self.span;
+        // SAFETY: `lend` promises that the memory is valid and unchanged until the last part is dropped.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), length) }
+    }
+}
+
+/// Returns a client's memory as a message, and the notification of its release. Copies it only with `copies`.
+///
+/// # Safety
+/// The memory stays valid and unchanged until [`Released::wait`] returns.
+pub(crate) unsafe fn lend(spans: Vec<Span>, copies: bool) -> (Message, Released) {
+    if copies {
+        let copy = |(start, length): Span| {
+            // SAFETY: the caller promises valid memory.
+            Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(start.as_ptr(), length) })
+        };
+        return (spans.into_iter().map(copy).collect(), Released(None));
+    }
+    let (sender, receiver) = oneshot::channel();
+    let last = Arc::new(sender);
+    let lent = |span| {
+        Bytes::from_owner(Part {
+            span,
+            _last: last.clone(),
+        })
+    };
+    (
+        spans.into_iter().map(lent).collect(),
+        Released(Some(receiver)),
+    )
+}
+
+/// Copies from a buffer into the memory that a chain describes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TdiCopyBufferToMdl(
+    source: *const c_void,
+    source_offset: u32,
+    length: u32,
+    mdl: *const Mdl,
+    mdl_offset: u32,
+    copied: *mut u32,
+) -> NtStatus {
+    let source = source.cast::<u8>().wrapping_add(source_offset as usize);
+    let copy = |at: *mut u8, done: usize, count: usize| {
+        // SAFETY: the caller promises `length` bytes, of which these are a part, and a valid chain.
+        unsafe { at.copy_from(source.wrapping_add(done), count) };
+    };
+    // SAFETY: the caller promises a valid chain, and a valid pointer.
+    unsafe { copy_along(mdl, mdl_offset, length, copied, copy) }
+}
+
+/// Copies from the memory that a chain describes into a buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TdiCopyMdlToBuffer(
+    mdl: *const Mdl,
+    mdl_offset: u32,
+    target: *mut c_void,
+    target_offset: u32,
+    target_size: u32,
+    copied: *mut u32,
+) -> NtStatus {
+    let target = target.cast::<u8>().wrapping_add(target_offset as usize);
+    let copy = |at: *mut u8, done: usize, count: usize| {
+        // SAFETY: the caller promises a buffer of this size, and a valid chain.
+        unsafe { target.wrapping_add(done).copy_from(at, count) };
+    };
+    let room = target_size.saturating_sub(target_offset);
+    // SAFETY: the caller promises a valid chain, and a valid pointer.
+    unsafe { copy_along(mdl, mdl_offset, room, copied, copy) }
+}
+
+/// Calls `copy` for the parts of a chain after `offset` bytes, for `length` bytes or the rest of the chain.
+///
+/// # Safety
+/// The chain is null or valid, and `copied` is null or valid.
+unsafe fn copy_along(
+    mut mdl: *const Mdl,
+    offset: u32,
+    length: u32,
+    copied: *mut u32,
+    copy: impl Fn(*mut u8, usize, usize),
+) -> NtStatus {
+    let (mut skip, mut done, length) = (offset as usize, 0, length as usize);
+    while !mdl.is_null() && done < length {
+        // SAFETY: the caller promises a valid chain.
+        let (start, count, next) = unsafe { (start(mdl), (*mdl).byte_count as usize, (*mdl).next) };
+        let skipped = skip.min(count);
+        skip -= skipped;
+        let part = (count - skipped).min(length - done);
+        if part > 0 {
+            copy(start.wrapping_add(skipped), done, part);
+        }
+        done += part;
+        mdl = next;
+    }
+    // SAFETY: the caller promises that it is null or valid.
+    if let Some(copied) = unsafe { copied.as_mut() } {
+        *copied = done as u32;
+    }
+    if done < length && !mdl.is_null() {
+        return nt(Status::BUFFER_OVERFLOW);
+    }
+    nt(Status::SUCCESS)
+}
+
+/// Allocates memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn ExAllocatePoolWithTag(_kind: u32, length: usize, _tag: u32) -> *mut c_void {
+    // SAFETY: malloc takes every length.
+    unsafe { libc::malloc(length.max(1)) }
+}
+
+/// Allocates memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn ExAllocatePool(kind: u32, length: usize) -> *mut c_void {
+    ExAllocatePoolWithTag(kind, length, 0)
+}
+
+/// Frees memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ExFreePoolWithTag(memory: *mut c_void, _tag: u32) {
+    // SAFETY: the caller promises memory of `ExAllocatePool`, or null.
+    unsafe { libc::free(memory) };
+}
+
+/// Frees memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ExFreePool(memory: *mut c_void) {
+    // SAFETY: the promise is the same.
+    unsafe { ExFreePoolWithTag(memory, 0) };
+}

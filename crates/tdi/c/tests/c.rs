@@ -1,0 +1,279 @@
+//! TDI clients in C: each compiles unchanged against this package's headers, with gcc and clang, and against the headers
+//! of Windows' driver kit. They run over loopback and iWARP, under valgrind and with AddressSanitizer.
+
+mod common;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{available, check_with_driver_kit, compile, libraries, options, source};
+
+/// Longest time for a program, under valgrind too.
+const TIME_LIMIT: Duration = Duration::from_secs(100);
+/// The clients that run.
+const CLIENTS: [&str; 4] = ["sends", "requests", "events", "chained"];
+const DEVICES: [&str; 2] = ["loopback", "iwarp"];
+const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+
+fn files(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(source().join(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let files: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|end| end == "c"))
+        .collect();
+    assert!(!files.is_empty());
+    files
+}
+
+/// Builds a program from a file of this package.
+fn build(folder: &Path, file: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.join(Path::new(file).file_stem().unwrap());
+    let mut arguments = options();
+    arguments.extend(["-g", "-O1"].map(str::to_owned));
+    arguments.extend(flags.iter().map(ToString::to_string));
+    let file = source().join(file);
+    arguments.extend([
+        file.display().to_string(),
+        "-L".to_owned(),
+        libraries().display().to_string(),
+    ]);
+    arguments.extend(["-lsmbdirect_tdi_c", "-pthread", "-o"].map(str::to_owned));
+    arguments.push(program.display().to_string());
+    compile("cc", arguments);
+    program
+}
+
+/// Returns the clients, compiled once.
+fn clients() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        if !available("cc") {
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in CLIENTS {
+            build(folder.path(), &format!("tests/c/{name}.c"), &[]);
+        }
+        Some(folder)
+    });
+    folder.as_ref().map(tempfile::TempDir::path)
+}
+
+/// Runs a program by the words before it, and prints what it prints.
+fn run(words: &[&str], program: &Path, device: &str) {
+    let mut all: Vec<_> = words.iter().map(Into::into).collect();
+    all.push(program.as_os_str().to_owned());
+    let mut child = Command::new(&all[0])
+        .args(&all[1..])
+        .arg(device)
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + TIME_LIMIT;
+    while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // A program that has ended is not affected.
+    let _ = child.kill();
+    let (mut text, mut errors) = (String::new(), String::new());
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut errors)
+        .unwrap();
+    let status = child.wait().unwrap();
+    assert!(
+        status.success(),
+        "{program:?} {device}: {status}\n{text}\n{errors}"
+    );
+    print!("{text}");
+}
+
+fn run_all(name: &str) {
+    let Some(folder) = clients() else { return };
+    for device in DEVICES {
+        run(&[], &folder.join(name), device);
+    }
+}
+
+#[test]
+fn clients_compile_against_headers_of_windows() {
+    for file in [files("tests/c"), files("examples")].concat() {
+        check_with_driver_kit(&file);
+    }
+}
+
+#[test]
+fn clients_compile_with_clang() {
+    if !available("clang") {
+        return;
+    }
+    for file in [files("tests/c"), files("examples")].concat() {
+        let mut arguments = options();
+        arguments.extend(["-fsyntax-only".to_owned(), file.display().to_string()]);
+        compile("clang", arguments);
+    }
+}
+
+//= TDI-SEND-01 test
+//= TDI-SEND-02 test
+//= TDI-SEND-03 test
+//= TDI-SEND-04 test
+//= TDI-SEND-05 test
+//= TDI-SEND-07 test
+//= TDI-SEND-08 test
+//= TDI-SEND-09 test
+//= TDI-SEND-12 test
+//= TDI-SEND-14 test
+//= TDI-SEND-15 test
+//= TDI-SEND-16 test
+//= TDI-SEND-17 test
+//= TDI-SEND-18 test
+//= TDI-SEND-20 test
+//= TDI-SEND-21 test
+//= TDI-SEND-22 test
+//= TDI-SEND-23 test
+//= TDI-SEND-24 test
+//= TDI-SEND-25 test
+//= TDI-SEND-28 test
+//= TDI-SEND-29 test
+//= TDI-SEND-30 test
+//= TDI-SEND-31 test
+//= TDI-SEND-32 test
+//= TDI-SEND-34 test
+//= TDI-RECV-09 test
+//= TDI-DISC-03 test
+//= TDI-QUERY-01 test
+#[test]
+fn sends_do_what_their_page_says() {
+    run_all("sends");
+}
+
+//= TDI-SEND-26 test
+//= TDI-SEND-33 test
+//= TDI-RECV-01 test
+//= TDI-RECV-02 test
+//= TDI-RECV-03 test
+//= TDI-RECV-04 test
+//= TDI-RECV-05 test
+//= TDI-CONN-01 test
+//= TDI-CONN-02 test
+//= TDI-CONN-09 test
+//= TDI-CONN-10 test
+//= TDI-ADDR-01 test
+//= TDI-CLOSE-01 test
+//= TDI-DISC-01 test
+//= TDI-DISC-02 test
+//= TDI-DISC-06 test
+//= TDI-QUERY-02 test
+#[test]
+fn requests_complete_as_by_windows() {
+    run_all("requests");
+}
+
+//= TDI-SEND-10 test
+//= TDI-RECV-10 test
+//= TDI-RECV-11 test
+//= TDI-RECV-12 test
+//= TDI-RECV-13 test
+//= TDI-RECV-14 test
+//= TDI-CONN-00 test
+//= TDI-CONN-06 test
+//= TDI-DISC-09 test
+#[test]
+fn handlers_are_called_for_events() {
+    run_all("events");
+}
+
+//= TDI-CHN-01 test
+//= TDI-CHN-02 test
+//= TDI-CHN-05 test
+//= TDI-CHN-06 test
+#[test]
+fn chained_receives_lend_memory() {
+    run_all("chained");
+}
+
+#[test]
+fn clients_are_clean_under_valgrind() {
+    let Some(folder) = clients() else { return };
+    if !available("valgrind") {
+        return;
+    }
+    let valgrind = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=9",
+        "--leak-check=full",
+        "--show-leak-kinds=definite",
+        "--errors-for-leak-kinds=definite",
+    ];
+    for (index, name) in CLIENTS.into_iter().enumerate() {
+        run(&valgrind, &folder.join(name), DEVICES[index % 2]);
+    }
+}
+
+/// The sanitizers detect uses of memory after the transport has returned it, double frees and leaks.
+#[test]
+fn clients_are_clean_under_sanitizers() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in CLIENTS {
+        let program = build(folder.path(), &format!("tests/c/{name}.c"), &SANITIZERS);
+        for device in DEVICES {
+            run(&[], &program, device);
+        }
+    }
+}
+
+/// The examples over iWARP: a server that has event handlers only, and a client.
+#[test]
+fn examples_work_with_each_other() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let echo = build(folder.path(), "examples/echo.c", &[]);
+    let hello = build(folder.path(), "examples/hello.c", &[]);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    let mut server = Command::new(echo)
+        .arg(&port)
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    assert_eq!(
+        lines.next().unwrap().unwrap(),
+        format!("listening on 127.0.0.1:{port}")
+    );
+    let client = Command::new(hello)
+        .arg(&port)
+        .env("LD_LIBRARY_PATH", libraries())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(client.stdout).unwrap();
+    assert!(text.ends_with("the answer is \"hello, world\"\n"), "{text}");
+    assert!(server.wait().unwrap().success());
+}
