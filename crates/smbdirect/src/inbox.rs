@@ -31,10 +31,11 @@ const MIN_SHARED_MESSAGE_BYTES: usize = 16 << 10;
 /// Shortest segment that a message shares. After a shorter segment that is not the last, the rest of the message
 /// is copied.
 const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
-/// Bytes of memory in use by messages, waiting or taken, from which on every short message is copied to memory of
-/// its own. So a peer that chooses which messages the application keeps cannot make them keep much more than
-/// their length. Messages that wait here may use four times their length more, because providers share buffers
-/// that are a quarter full.
+/// Largest number of bytes of memory in use by messages, waiting or taken, at which short messages may share
+/// memory of the provider. With more in use, every short message is copied to memory of its own, so that a peer
+/// that chooses which messages the application keeps cannot make these messages keep much more memory than their
+/// length. Messages that wait here may use four times their length in addition, because a segment of a quarter of
+/// a block or more is not copied.
 const MAX_LENT_BYTES: usize = 2 * MAX_UNCHECKED_LOANS;
 /// Most bytes of messages that the provider may hold before this end takes them.
 const MAX_QUEUED_BYTES: usize = 16 * LARGEST_BLOCK;
@@ -66,7 +67,7 @@ pub(crate) struct Inbox {
     partial: Message,
     /// Bytes of the partial message that have not arrived, or 0 if no message is arriving.
     remaining: u32,
-    /// The partial message is copied from here on.
+    /// Whether the rest of the partial message is copied.
     copies_rest: bool,
     /// The last bytes of the partial message, if they are copied.
     copy: BytesMut,
@@ -76,9 +77,9 @@ pub(crate) struct Inbox {
     last_run_end: usize,
     /// The current arena.
     arena: Cut,
-    /// The arenas that have readers.
+    /// The counter of the arena bytes that readers of messages may still use.
     account: Account,
-    /// Messages keep more memory in use than the limit from which on short messages are copied.
+    /// Whether messages keep more than [`MAX_LENT_BYTES`] in use, so that short messages are copied.
     copies_short: bool,
     /// Cost of the messages in `complete`, in bytes.
     cost: usize,
@@ -416,7 +417,7 @@ mod tests {
             assert_ne!(message.as_ptr(), payload.as_ptr());
         }
         assert!(inbox.runs.is_empty());
-        // A run ends with its last message, independent of the place of the next message.
+        // A run ends with its last message, wherever the next message is in memory.
         inbox.push(at(520_000), 0, None);
         assert_eq!(inbox.runs, [1]);
     }

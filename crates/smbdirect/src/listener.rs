@@ -74,8 +74,8 @@ impl Listener {
         })
     }
 
-    /// Sets the settings for the peers that connect from now on. Connections and negotiations that have begun keep
-    /// theirs.
+    /// Sets the settings for the peers that connect from now on. Connections and negotiations that have begun
+    /// keep their settings.
     pub fn set_config(&self, config: Config) {
         *lock(&self.config) = config;
     }
@@ -96,11 +96,11 @@ impl Listener {
         self.connections.recv().await.unwrap_or_else(failed_before)
     }
 
-    /// Polls for the next negotiated connection, for hand-written futures. The waker of the last call is kept, and
-    /// woken when it is worth polling again.
+    /// Polls for the next negotiated connection, for hand-written futures. Only the waker of the last call is
+    /// kept. It is woken when a connection or an error is ready.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// Fails as [`accept`](Self::accept) does.
     pub fn poll_accept(
         &mut self,
         context: &mut Context<'_>,

@@ -56,11 +56,11 @@ impl Connection {
     ///
     /// - **Backpressure**: while messages wait for the peer's credits, frames stay in the socket, and the
     ///   program's writes block. While the program does not read, the peer runs out of credits.
-    /// - **Closing**: when the program shuts down its writing side or closes the descriptor, the frames that
-    ///   it wrote are sent, and the connection closes as by [`close`](Self::close), whether the program has read
-    ///   everything or not. When the peer closes
-    ///   the connection, the program reads the frames that arrived and then the end of the stream. SMB
-    ///   Direct has no half-close: the peer cannot answer after either.
+    /// - **Closing**: when the program shuts down its writing side or closes the descriptor, the frames that it
+    ///   wrote are sent, and the connection closes as by [`close`](Self::close), whether the program has read
+    ///   everything or not. When the peer closes the connection, the program reads the frames that arrived and
+    ///   then the end of the stream. SMB Direct has no half-close: after either end has closed, the peer cannot
+    ///   answer.
     /// - **Errors**: if the connection fails, the program reads the frames that arrived and then the end of
     ///   the stream, and its writes fail with `EPIPE`. Empty frames of type 0 or 0x85 (NetBIOS keepalive)
     ///   are dropped. A frame with another type, with a message longer than
@@ -184,7 +184,7 @@ impl Frames {
                 Err(error) => return self.close(Some(&error)),
             };
             if is_whole {
-                // An error means that the connection is over, which `write_messages` notices too.
+                // An error means that the connection is over, which `write_messages` also notices.
                 if self.connection.ready().await.is_err() || self.submit().is_err() {
                     return;
                 }

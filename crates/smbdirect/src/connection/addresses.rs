@@ -23,7 +23,8 @@ pub(crate) fn no_address() -> ProviderError {
 
 fn not_found(error: io::Error) -> ProviderError {
     let what = format!("the address cannot be looked up: {error}");
-    // A text that is no address never becomes one, and a name that is not known may.
+    // A text that is not an address fails at every attempt, but a host name that is unknown now may be known
+    // later.
     let kind = if error.kind() == io::ErrorKind::InvalidInput {
         ProviderErrorKind::Local
     } else {

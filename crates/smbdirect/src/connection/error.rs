@@ -113,7 +113,8 @@ mod tests {
     use super::*;
     use crate::{engine::Violation, rdma::work::ProviderErrorKind};
 
-    /// Code that prints the whole chain of sources prints each cause once.
+    /// The error displays its cause, so its `source` is the source of that cause: code that prints the whole
+    /// chain of sources prints each cause once.
     #[test]
     fn connect_error_displays_its_cause_and_is_no_link_of_the_chain() {
         let provider = ProviderError::new(ProviderErrorKind::Refused, "connection refused");

@@ -33,9 +33,9 @@ use crate::{
 pub struct MessageOptions {
     /// A registration of the peer that the arrival of the message invalidates. The default is `None`.
     pub invalidate: Option<Token>,
-    /// The segment that empties the send queue has the flag SMB_DIRECT_RESPONSE_REQUESTED (2.2.3): the peer answers
-    /// with any message, which also grants credits. The connection ends if nothing arrives within
-    /// `keepalive_response_timeout`. The default is `false`.
+    /// Whether the segment that empties the send queue has the flag SMB_DIRECT_RESPONSE_REQUESTED (2.2.3). The
+    /// peer then answers with any message, which also grants credits. The connection ends if nothing arrives
+    /// within `keepalive_response_timeout`. The default is `false`.
     pub response_requested: bool,
 }
 
@@ -46,22 +46,22 @@ pub struct MessageOptions {
 /// messages first. Call every method within a tokio runtime. Handles may be dropped anywhere.
 ///
 /// # Delivery
-/// A message whose future [`Sending`] has resolved with `Ok` reaches the peer unless the peer or the network fails, or
-/// the program calls [`abort`](Self::abort). A message that was only submitted reaches it unless, in addition, the
+/// A message whose future [`Sending`] has resolved with `Ok` reaches the peer unless the peer or the network
+/// fails, or the program calls [`abort`](Self::abort). A message that was only submitted can also be lost if the
 /// peer withholds credits until a timer ends the connection.
 ///
 /// - **A runtime that ends**: its connections continue on a thread of the library, until their handles are dropped and
 ///   they are closed as above. Handles on other runtimes remain usable.
 /// - **A process that ends**: a thread that ends a runtime with connections, or that drops the last handle of a
-///   connection after its runtime has ended, waits at its own end until these connections are closed, for 5 seconds at
-///   most. So `main` may return immediately. The drop of a `multi_thread` runtime waits for its threads, and so for
-///   this.
+///   connection after its runtime has ended, waits at its own end until these connections are closed, for 5
+///   seconds at most. So `main` may return immediately. Dropping a `multi_thread` runtime waits for its threads,
+///   and therefore for these connections.
 ///
-/// This cannot be promised if the process is killed or calls [`std::process::exit`], if its runtime is never dropped or
-/// ends by `shutdown_background` or `shutdown_timeout` right before the process, if the peer takes
-/// nothing for those 5 seconds, or on Windows for a process that ends right after its runtime. A connection of an RDMA
-/// adapter ends with its runtime. Await [`close`](Self::close) in these cases: it returns after the peer has taken
-/// everything.
+/// Delivery cannot be promised if the process is killed or calls [`std::process::exit`], if its runtime is never
+/// dropped or ends by `shutdown_background` or `shutdown_timeout` right before the process, if the peer takes
+/// nothing for those 5 seconds, or on Windows for a process that ends right after its runtime. A connection of an
+/// RDMA adapter ends with its runtime. Await [`close`](Self::close) in these cases: it returns after the peer has
+/// taken everything.
 ///
 /// Every log line about a connection is in a [`tracing`] span that names the connection:
 /// `connection{peer=10.0.0.3:5445 local=10.0.0.1:33019}`. On the connecting side the span is a
@@ -274,8 +274,8 @@ impl Connection {
         Ok(Sending::new(self.shared().clone(), index))
     }
 
-    /// Sends the peer an empty message with the credits that it can be granted, unless another message
-    /// is about to be sent. The connection grants credits by itself; this does it earlier.
+    /// Sends the peer an empty message with the credits that it can be granted, unless another message is about
+    /// to be sent. The connection grants credits by itself; this method grants them earlier.
     pub fn send_credits(&self) {
         self.shared().with(State::submit_prompt);
     }
@@ -330,7 +330,7 @@ impl Connection {
     /// Dropping the future loses no message, and leaves `messages` unchanged.
     ///
     /// # Errors
-    /// Returns why the connection is over, after all messages that arrived before were taken.
+    /// Returns why the connection is over, after all messages that arrived before its end were taken.
     pub async fn recv_many(
         &self,
         messages: &mut Vec<Message>,
@@ -480,7 +480,7 @@ impl Connection {
     /// the keepalive.
     ///
     /// # Errors
-    /// Returns why the connection is over. It ends, too, if the peer does not answer within
+    /// Returns why the connection is over. The connection also ends if the peer does not answer within
     /// [`keepalive_response_timeout`](crate::Settings::keepalive_response_timeout).
     pub async fn keepalive(&self) -> Result<Duration, ConnectionError> {
         let started = now();
@@ -599,11 +599,12 @@ impl Connection {
         self.shared().with(|state| state.error())
     }
 
-    /// Takes everything that has arrived from the peer, and does the work that it causes. Returns whether that
-    /// was all.
+    /// Takes everything that has arrived from the peer, and does the work that it causes. Returns whether nothing
+    /// is left to read.
     ///
-    /// An upper layer that has deadlines for its peer calls this before it judges one: after a stall of this process the
-    /// answer may be in the socket. [`deadline`](crate::deadline) has the rule.
+    /// An upper layer that has deadlines for its peer calls this before it decides that the peer has missed one:
+    /// after a stall of this process the answer may be in the socket. [`deadline`](crate::deadline) defines the
+    /// rule.
     pub fn catch_up(&self) -> bool {
         self.shared().with(State::catch_up)
     }

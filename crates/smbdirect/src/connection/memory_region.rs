@@ -18,7 +18,7 @@ use crate::{
 pub struct MemoryRegion {
     shared: Arc<Shared>,
     registration: Registration,
-    /// The registration has not been ended.
+    /// Whether the registration still has to be ended.
     owned: bool,
 }
 
@@ -53,7 +53,7 @@ impl MemoryRegion {
     /// has invalidated is ended the same way.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the registration too, polled or not, and drops the buffer.
+    /// Dropping the future also ends the registration, even if it was never polled, and drops the buffer.
     ///
     /// # Errors
     /// Fails if the buffer was lost when the runtime stopped.

@@ -45,7 +45,8 @@ impl Future for Sending {
         let index = self
             .index
             .expect("a future is not polled after it was done");
-        // Dropped after the lock is released: a waker may own the last handle of the connection.
+        // The old waker is dropped after the lock is released, because it may own the last handle of the
+        // connection.
         let mut old = None;
         let result = self
             .shared

@@ -28,7 +28,7 @@ impl Shared {
     ) -> R {
         let mut registered = Registered::new(self, condition);
         poll_fn(|context| {
-            // This is dropped after the lock is released, because a waker may own the last handle of the
+            // The old waker is dropped after the lock is released, because it may own the last handle of the
             // connection.
             let mut old = None;
             self.spin(&mut poll, |state, waits| {
@@ -92,9 +92,9 @@ impl Shared {
 impl State {
     /// Takes one completion, if there is one. `now` may be some spins old.
     ///
-    /// The upper layer usually replies to a received message, so the work that the message causes leaves with the
-    /// reply, or is left to the driver task. That task may not run while a future spins, so the next call does
-    /// the work that was left to the task.
+    /// The upper layer usually replies to a received message, so the work that the message causes is sent with
+    /// the reply, or by the driver task. That task may not run while a future spins, so the next call of this
+    /// function does that work first.
     fn poll_once(&mut self, now: Instant) {
         if self.schedule.has_burst() || mem::take(&mut self.wake_pending) {
             self.drive(now);

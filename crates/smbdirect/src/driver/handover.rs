@@ -1,8 +1,9 @@
 //! The end of a runtime: its connections continue on the runtime of the library, so that what was submitted is
 //! still sent, and the thread that ended the runtime waits for those that are closing.
 //!
-//! A process ends with its first thread. Without that wait, a program that sends, drops its handles and returns from
-//! `main` would lose what TCP has not delivered: a socket that is closed while the peer still sends discards it.
+//! A process ends with its first thread. Without that wait, a program that sends, drops its handles and returns
+//! from `main` would lose what TCP has not delivered: a socket that the system closes while the peer still sends
+//! discards that data.
 
 use std::{
     cell::RefCell,

@@ -6,12 +6,12 @@ use super::{shared::Shared, state::State};
 use crate::metrics::{self, Identity, Reading, Source};
 
 impl Shared {
-    /// Reports this connection, which was established, from now on.
+    /// Begins to report this connection, which has just been established.
     pub(crate) fn meter(self: &Arc<Self>, identity: Identity) {
         metrics::established(self, identity);
         self.with(|state| {
             state.metered.id = Some(identity.id);
-            // It may have ended in the meantime.
+            // The connection may have ended in the meantime.
             if let Some(error) = &state.closed {
                 metrics::ended(error);
             }
@@ -31,7 +31,7 @@ impl Source for Shared {
 }
 
 impl State {
-    /// Reports the reason in [`closed`](Self::closed) for which the connection ended.
+    /// Reports that the connection has ended, for the reason in [`closed`](Self::closed).
     #[cold]
     pub(super) fn report_end(&self) {
         if let (Some(_), Some(error)) = (self.metered.id, &self.closed) {

@@ -65,7 +65,8 @@ impl State {
         self.orphans = orphans;
     }
 
-    /// Ends a registration unless queued work still reads from its buffer, and returns whether it did.
+    /// Ends a registration unless queued work still reads from its buffer. Returns whether the registration has
+    /// ended.
     fn reclaim(&mut self, token: Token) -> bool {
         match self.queue_pair.deregister(token) {
             Err(DeregisterError::InUse) => false,

@@ -10,10 +10,11 @@ use crate::rdma::work::{Completion, Room, WorkRequest};
 
 /// Largest number of completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
-/// Rounds of reading before a deadline is judged. Each reads at least 256 KiB, if that much has arrived, and
-/// together they read more than the largest receive buffer of a socket on Linux by default, 6 MiB.
+/// Number of rounds of reading before the engine decides whether a deadline was missed. Each reads at least 256
+/// KiB, if that much has arrived, and together they read more than the largest receive buffer of a socket on
+/// Linux by default, 6 MiB.
 const READS_BEFORE_DEADLINE: usize = 32;
-/// Rounds of one drive, after which other tasks run.
+/// Largest number of rounds of one drive. Other tasks run after it.
 const ROUNDS_PER_DRIVE: usize = 2;
 
 impl State {
@@ -32,7 +33,8 @@ impl State {
         }
     }
 
-    /// Runs the engine and the queue pair, in a caller. The driver task does the work that is left after that.
+    /// Runs the engine and the queue pair in a call of a handle. The driver task does the work that is left after
+    /// that.
     pub(super) fn drive(&mut self, now: Instant) {
         // The driver task has taken all earlier completions, or it is woken and will take them.
         self.drive_unless(true, now);
@@ -122,8 +124,8 @@ impl State {
         false
     }
 
-    /// Takes all bytes that can be read, and does the work that they cause, before a caller judges a deadline.
-    /// Returns whether nothing is left to read.
+    /// Takes all bytes that can be read, and does the work that they cause, before a caller decides whether a
+    /// deadline was missed. Returns whether nothing is left to read.
     pub(crate) fn catch_up(&mut self) -> bool {
         let now = now();
         let all_read = self.take_readable(now);
@@ -131,8 +133,8 @@ impl State {
         all_read
     }
 
-    /// Takes up to `limit` completions, stops early when the poll is over, and returns how many
-    /// it took. If the queue pair is `drained`, only work that was posted since can have completed.
+    /// Takes up to `limit` completions, stops early when the poll is over, and returns how many it took. If
+    /// `drained` is true, only work that was posted in this round can have completed.
     #[inline(never)]
     pub(super) fn take_completions(
         &mut self,

@@ -4,7 +4,7 @@
 //! | decision | rule | place |
 //! |---|---|---|
 //! | When is a submitted message flushed? | Immediately, by the caller: to wake a task takes longer than the whole path to the wire. But a flush costs a system call, so what is submitted within [`BURST`] after a flush is left to the driver task, which flushes a whole burst at once. | [`Schedule::submit`] |
-//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, it ends after [`SHARED_POLL_BYTES`]; a connection that has more to do, or has moved [`BULK_BYTES`] while others wait, then waits for its turn, and the runtime polls its sockets between two turns: a request on another connection waits for one turn, and not for all. | [`Schedule::begin_poll`], [`Crowd`] |
+//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, it ends after [`SHARED_POLL_BYTES`]. A connection that then has more to do, or has moved [`BULK_BYTES`] while others wait, waits for its turn. The runtime polls its sockets between two turns, so a request on another connection waits for one turn, and not for the turns of all. | [`Schedule::begin_poll`], [`Crowd`] |
 //! | When does an idle end poll before it sleeps? | After it has moved [`BULK_BYTES`], for the time that the provider gives: in a steady stream the next bytes mostly arrive sooner than a wake-up takes. | [`Polling`] |
 
 use std::{
@@ -40,10 +40,11 @@ pub(super) const POLL_BYTES: usize = 256 * 1024;
 /// Bytes that a poll sends or receives by RDMA, if another connection of the thread carries requests. With more,
 /// a request on another connection waits longer than with plain TCP.
 const SHARED_POLL_BYTES: usize = 96 * 1024;
-/// Bytes that such a poll sends or receives in messages, which take more time for each byte than RDMA.
+/// Bytes that a poll sends or receives in messages, if another connection of the thread carries requests. They
+/// are fewer than [`SHARED_POLL_BYTES`], because messages take more time for each byte than RDMA.
 const SHARED_POLL_MESSAGE_BYTES: usize = 10 * 1024;
-/// Bytes by which a turn becomes longer for each waiting connection, so that many connections do not spend their
-/// time changing turns. They count bytes moved by RDMA.
+/// Bytes moved by RDMA by which a turn becomes longer for each waiting connection, so that many connections do
+/// not spend their time changing turns.
 const WAITING_BYTES: usize = 64 * 1024;
 /// Consecutive polls and calls with fewer than [`BULK_BYTES`] after which a connection counts as one that carries
 /// requests. The end that receives bulk data has a short poll now and then.
@@ -62,7 +63,7 @@ const EXTENSION_BYTES: u64 = 4 * 1024;
 /// one of 64 opportunities.
 const MAX_USELESS: u32 = 6;
 
-/// The task that flushes submitted work: the caller or the driver task.
+/// Which code flushes submitted work: the caller or the driver task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flush {
     /// The caller, now. `in_burst` is true if the driver task has not run since the burst began.
@@ -89,8 +90,8 @@ pub(super) struct Schedule {
     crowd: Option<Arc<Crowd>>,
     /// Consecutive polls and calls that moved fewer than [`BULK_BYTES`].
     short_polls: u8,
-    /// The last poll or call has ended before everything was done, or has moved bulk data while other connections
-    /// waited for their turns: what this connection submits next must not overtake them.
+    /// Whether the last poll or call ended before everything was done, or moved bulk data while other connections
+    /// waited for their turns. What this connection submits next must then not overtake those connections.
     has_more: bool,
     /// Bytes that were sent and received in total, at the end of the last poll or call.
     moved: u64,
@@ -372,13 +373,15 @@ impl Drop for Waits<'_> {
 #[derive(Debug)]
 struct Polling {
     window: Duration,
-    /// Bytes moved in total at the last decision, and at the last sleep.
+    /// Bytes moved in total at the last decision.
     moved: u64,
+    /// Bytes moved in total at the last sleep.
     slept_at: u64,
     /// When the polling began or was last extended, and the bytes received and moved in total until then.
     since: Option<(Instant, u64, u64)>,
-    /// The number of consecutive useless poll windows, and the number of opportunities still to be skipped.
+    /// The number of consecutive useless poll windows.
     useless: u32,
+    /// The number of opportunities still to be skipped.
     skip: u32,
 }
 
@@ -446,7 +449,7 @@ mod tests {
         Schedule::new(WINDOW)
     }
 
-    /// Submits a message in the way of a caller that flushes.
+    /// Submits a message, and flushes it if the schedule leaves that to the caller.
     fn submit(schedule: &mut Schedule, bytes: usize) -> Flush {
         let flush = schedule.submit(1, bytes);
         if let Flush::Now { .. } = flush {

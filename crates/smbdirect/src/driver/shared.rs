@@ -29,7 +29,7 @@ impl Shared {
 
     /// Runs `action` under the lock, then wakes the futures and tasks that it affects.
     pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
-        // It is dropped after the guard of the lock, and only if `action` panics.
+        // `unwinding` is dropped only if `action` panics, and then after the guard of the lock.
         let unwinding = EndOnUnwind(self);
         let mut state = self.lock();
         let result = action(&mut state);
@@ -52,7 +52,7 @@ impl Shared {
     }
 
     /// Takes the lock. After a panic under the lock, in the destructor of a payload or by a bug of this crate,
-    /// the connection ends: its work may be half done, and the handles must not panic too.
+    /// the connection ends: its work may be half done, and the handles must not panic as well.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| {
             self.state.clear_poison();
@@ -71,7 +71,8 @@ impl Shared {
     ) -> R {
         let mut registered = Registered::new(self, condition);
         poll_fn(|context| {
-            // Dropped after the lock is released: a waker may own the last handle of the connection.
+            // The old waker is dropped after the lock is released, because it may own the last handle of the
+            // connection.
             let mut old = None;
             self.with(|state| {
                 let result = poll(state);
@@ -100,7 +101,7 @@ impl Shared {
     }
 }
 
-/// Takes the lock again after a panic under it, which ends the connection and wakes all futures that wait.
+/// Takes the lock again after a panic under it. This ends the connection and wakes all futures that wait.
 struct EndOnUnwind<'a>(&'a Shared);
 
 impl Drop for EndOnUnwind<'_> {
@@ -109,7 +110,7 @@ impl Drop for EndOnUnwind<'_> {
     }
 }
 
-/// A future that waits, which leaves no waker behind when it is dropped.
+/// The registration of a waiting future. Dropping it removes the waker of the future.
 pub(super) struct Registered<'a> {
     shared: &'a Shared,
     condition: Condition,

@@ -41,16 +41,16 @@ pub(crate) struct State {
     pub(super) transfers: Waiters<TransferResult>,
     pub(super) waiting: Waiting,
     pub(super) negotiated: Option<Negotiated>,
-    /// The reason why the engine has ended the connection, which the queue pair may outlive.
+    /// Why the engine has ended the connection. The queue pair may still be connected.
     pub(super) closed: Option<ConnectionError>,
     /// The queue pair has reported its disconnect, after which it reports nothing.
     pub(super) finished: bool,
     /// The runtime of the connection has ended, and the library's own runtime drives the connection.
     pub(super) lost_runtime: bool,
     pub(super) keepalives_answered: u64,
-    /// Registered buffers.
+    /// Number of buffers that are registered now.
     pub(super) regions: u64,
-    /// Buffers that were ever registered.
+    /// Number of buffers that were registered in total.
     pub(super) registrations: u64,
     /// Registrations that their owner dropped while queued work still read from the buffer.
     pub(super) orphans: Vec<Token>,
@@ -304,7 +304,7 @@ impl State {
 
     // The connection
 
-    /// Returns the outcome of the negotiation, once it has one.
+    /// Returns the outcome of the negotiation, once it is over.
     pub(crate) fn negotiation_result(&mut self) -> Option<Result<Negotiated, ConnectionError>> {
         match (self.negotiated, &self.closed) {
             (Some(negotiated), _) => Some(Ok(negotiated)),
@@ -367,7 +367,7 @@ impl State {
     /// Closes the connection when its last handle is dropped, and discards the messages that arrived. A
     /// full inbox would keep this end from granting credits, and so from sending its last messages.
     ///
-    /// Returns whether the runtime of the connection has ended before.
+    /// Returns whether the runtime of the connection had already ended.
     pub(crate) fn close_unread(&mut self) -> bool {
         self.inbox.discard_all();
         self.close();
@@ -389,7 +389,7 @@ impl State {
         self.closed.clone()
     }
 
-    /// Returns why the connection is over, once its queue pair is disconnected too.
+    /// Returns why the connection is over, once its queue pair is also disconnected.
     pub(crate) fn final_reason(&mut self) -> Option<ConnectionError> {
         self.finished.then(|| self.reason())
     }

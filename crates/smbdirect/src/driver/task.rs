@@ -119,8 +119,8 @@ impl State {
             if self.engine.poll_timeout().is_some_and(|due| due <= now) {
                 self.handle_timers(now);
             }
-            // The task reads the engine's deadline before it returns, so no drive has to wake it
-            // for an earlier one.
+            // The task reads the engine's deadline at the end of this poll, so no drive has to wake it for an
+            // earlier deadline.
             self.armed = Some(now);
             let is_turn = self.schedule.takes_turns();
             // While the task polls without sleeping, the peer and the runtime need not wake it.

@@ -74,7 +74,8 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published ones differ on the wire. The default is
+    /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published wordings differ on the wire. The default
+    /// is
     /// [`Revision::Current`].
     pub revision: Revision,
     /// Never spend the last send credit on a message that grants none. With `false` it is spent
@@ -197,7 +198,7 @@ impl Config {
     /// as [`Duration::MAX`], is reduced to a hundred years.
     ///
     /// # Errors
-    /// The first setting that is invalid.
+    /// Returns the first setting that is invalid.
     pub fn new(mut settings: Settings) -> Result<Self, ConfigError> {
         let at_least = |setting, value: u64, minimum: u64| {
             if value < minimum {
@@ -272,7 +273,7 @@ impl Config {
         self.0.receive_buffer.unwrap_or_else(default)
     }
 
-    /// Returns the settings, as a base for other ones.
+    /// Returns the settings, as a base for changed settings.
     pub fn into_settings(self) -> Settings {
         self.0
     }

@@ -327,8 +327,8 @@ impl Connection {
 
     /// Postpones the timers that are due at `now` and would end the connection, if this call is late: after a
     /// stall of this process the peer has a second to answer. The caller has passed on all completions;
-    /// `all_read` is false if there may be more, and then these timers are postponed too. A timer is postponed
-    /// three times at most. Call [`handle_timeout`](Self::handle_timeout) next.
+    /// `all_read` is false if there may be more completions. These timers are then postponed even if this call is
+    /// not late. A timer is postponed three times at most. Call [`handle_timeout`](Self::handle_timeout) next.
     #[cold]
     pub fn postpone_deadlines(&mut self, now: Instant, all_read: bool) {
         for timer in Timer::ALL {

@@ -39,8 +39,8 @@ pub(super) struct ReceiveCredits {
     max: u16,
     /// The peer has raised its target and has been granted no credit since.
     target_rose: bool,
-    /// The last received message was empty and requested no response. Two ends that answered such
-    /// messages with such messages would never stop.
+    /// The last received message was empty and requested no response. Two ends that answered such messages with
+    /// messages of the same kind would never stop.
     quiet: bool,
 }
 
@@ -163,9 +163,8 @@ impl ReceiveCredits {
     /// Returns whether an end with nothing to send shall grant credits by an empty message, which
     /// 3.1.5.9 does not specify.
     ///
-    /// It does when the peer holds no credit, when the peer holds a quarter or less of its target and
-    /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised
-    /// its target.
+    /// The end shall grant when the peer holds no credit, when the peer holds a quarter or less of its target and
+    /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised its target.
     pub(super) fn should_grant(&self) -> bool {
         let grant = self.grantable(false);
         if grant == 0 {

@@ -156,9 +156,9 @@ pub enum Expired {
 /// | `Refused` with another status, `RefusedPeer`, `Violation` | no | the two ends have no common version, or one has a bug |
 /// | `ClosedHere`, `Aborted` | no | this program ended the connection |
 ///
-/// Wait between two tries, longer each time. A message whose future has resolved may have been processed by the peer,
-/// and one whose future has not resolved may, too: repeat a request only if the protocol above allows it to be done
-/// twice, or can tell that it was done.
+/// Wait between two tries, longer each time. The peer may have processed a message whether its future has
+/// resolved or not: repeat a request only if the upper-layer protocol allows it to be done twice, or can tell
+/// that it was done.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -231,8 +231,8 @@ impl ConnectionError {
 }
 
 impl ConnectionError {
-    /// Returns whether a new connection to the same peer with the same settings may succeed. The table above gives the
-    /// reasons.
+    /// Returns whether a new connection to the same peer with the same settings may succeed. The documentation of
+    /// [`ConnectionError`] gives the reasons.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Closed | Self::TimedOut(_) => true,

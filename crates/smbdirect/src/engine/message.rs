@@ -11,12 +11,11 @@ use crate::{
 
 /// A message of the upper layer, sent and received as a whole.
 ///
-/// A message is made from anything that converts to [`Bytes`], or from several `Bytes` in order,
-/// which are sent without being copied together. A received message has one part for each segment
-/// it arrived in, except that small segments are copied together. [`into_bytes`](Self::into_bytes)
-/// copies the parts together, and [`Buf`] reads them in place. A part may share its allocation with
-/// other data that was received at about the same time. The messages of a connection that are kept hold at most
-/// four times their length, and 512 KiB together.
+/// A message is made from anything that converts to [`Bytes`], or from several `Bytes` in order, which are sent
+/// without being copied together. A received message has one part for each segment it arrived in, except that
+/// small segments are copied together. [`into_bytes`](Self::into_bytes) copies the parts together, and [`Buf`]
+/// reads them in place. A part may share its allocation with other data that was received at about the same time.
+/// The messages that a program keeps of one connection occupy at most four times their length plus 512 KiB.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};

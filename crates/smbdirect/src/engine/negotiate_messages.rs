@@ -99,7 +99,7 @@ pub(super) fn negotiate_response(
 /// Checks a received Negotiate Request (3.1.5.6).
 ///
 /// # Errors
-/// [`ConnectionError::Violation`], after which the connection ends without an answer, or
+/// Returns [`ConnectionError::Violation`], after which the connection ends without an answer, or
 /// [`ConnectionError::RefusedPeer`], after which it ends with a refusal of this status.
 pub(super) fn receive_negotiate_request(
     config: &Config,
@@ -153,7 +153,7 @@ pub(super) fn receive_negotiate_request(
 /// needs its reason.
 ///
 /// # Errors
-/// The violation or refusal, after which the connection ends.
+/// Returns the violation or refusal, after which the connection ends.
 pub(super) fn receive_negotiate_response(
     config: &Config,
     bytes: &[u8],

@@ -22,8 +22,8 @@ pub(super) enum Part {
 /// The state of the message that is being received.
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Reassembly {
-    /// Bytes missing from the current message, or `None` between messages. The counter of the
-    /// specification cannot express that a message has begun with an empty segment; this can.
+    /// Bytes missing from the current message, or `None` between messages. The counter of the specification
+    /// cannot express that a message has begun with an empty segment; this field can.
     remaining: Option<u32>,
     invalidated_token: Option<Token>,
 }

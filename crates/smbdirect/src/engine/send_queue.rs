@@ -7,9 +7,9 @@
 //! # Packets of the same length
 //!
 //! A provider that sends packets in groups sends them faster if they all have the same length
-//! ([`Limits::packet_bytes`](crate::rdma::work::Limits)). The segments of a message are then as long as
-//! whole packets, where the negotiated length has room for several; where it has room for one, they
-//! are as long as each other. The specification leaves the length of segments to the sender.
+//! ([`Limits::packet_bytes`](crate::rdma::work::Limits)). If the negotiated length then has room for several
+//! packets, segments are as long as whole packets. If it has room for only one, the segments of a message all
+//! have the same length. The specification leaves the length of segments to the sender.
 
 use std::{collections::VecDeque, num::NonZeroU32};
 
@@ -137,13 +137,13 @@ impl SendQueue {
 }
 
 impl Packets {
-    /// Returns the most bytes of the next segment of a message, of which `unsent` are left.
+    /// Returns the largest length of the next segment of a message of which `unsent` bytes are left.
     fn next_payload(self, unsent: usize) -> usize {
         if !self.is_single || unsent <= self.max_payload {
             return self.max_payload;
         }
         let segments = unsent.div_ceil(self.max_payload);
-        // Packets are padded to four bytes, so other lengths would need the same room.
+        // Packets are padded to four bytes, so a length that is not a multiple of 4 needs the same room.
         let equal = unsent.div_ceil(segments).next_multiple_of(4);
         equal.min(self.max_payload)
     }

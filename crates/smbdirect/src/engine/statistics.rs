@@ -147,8 +147,8 @@ pub struct RoundTrips {
     pub sum: Duration,
     /// The last round trip time.
     pub last: Option<Duration>,
-    /// Number of round trips in each bucket of [`BOUNDS`](Self::BOUNDS). Longer ones are only in
-    /// `count`.
+    /// Number of round trips in each bucket of [`BOUNDS`](Self::BOUNDS). A round trip above the last bound is in
+    /// no bucket.
     pub buckets: [u64; 12],
 }
 

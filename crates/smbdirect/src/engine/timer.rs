@@ -49,7 +49,7 @@ impl TimerTable {
         self.postponements[timer as usize] = Postponements::default();
     }
 
-    /// Postpones `timer` if it is due at `now` and that is late, or if `all_read` is false.
+    /// Postpones `timer` if it is due at `now`, and this call is late or `all_read` is false.
     pub(super) fn postpone(&mut self, timer: Timer, now: Instant, all_read: bool) {
         let due = &mut self.due[timer as usize];
         if let Some(due) = due.as_mut().filter(|due| **due <= now)
@@ -85,7 +85,7 @@ impl TimerTable {
         self.due.iter().flatten().min().copied()
     }
 
-    /// Stops `timer` if it is due, and returns whether it was.
+    /// Stops `timer` if it is due, and returns whether it was due.
     pub(super) fn expire(&mut self, timer: Timer, now: Instant) -> bool {
         let expired = self.due[timer as usize].is_some_and(|due| due <= now);
         if expired {

@@ -1,8 +1,8 @@
 //! RDMA Reads and Writes by buffer descriptors (3.1.4.5, 3.1.4.6).
 //!
-//! A transfer is split along the peer's descriptors into work requests, none longer than
-//! MaxReadWriteSize or the limit of the provider. At most ORD reads are outstanding. The bytes of
-//! outstanding writes are limited too, so that a message queued after them is sent soon.
+//! A transfer is split along the peer's descriptors into work requests, none longer than MaxReadWriteSize or the
+//! limit of the provider. At most ORD reads are outstanding. The bytes of outstanding writes are also limited, so
+//! that a message queued after them is sent soon.
 
 use std::collections::VecDeque;
 

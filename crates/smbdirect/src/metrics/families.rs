@@ -1,4 +1,4 @@
-//! The names of the figures, as Prometheus has them.
+//! The figures with their names in Prometheus.
 
 use super::{
     registry::Role,
@@ -9,7 +9,7 @@ use crate::engine::{ConnectionError, RoundTrips, Statistics};
 /// A figure with all its samples.
 #[derive(Clone, Debug)]
 pub struct Family {
-    /// Name, as `smbdirect_sends_total`.
+    /// Name, such as `smbdirect_sends_total`.
     pub name: &'static str,
     /// What is counted.
     pub help: &'static str,

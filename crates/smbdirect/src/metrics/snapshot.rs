@@ -27,7 +27,8 @@ pub struct ConnectionSnapshot {
     pub statistics: Statistics,
     /// Memory in bytes of received messages that were not taken.
     pub received_bytes: u64,
-    /// Why the connection is over, if a handle to it still exists.
+    /// Why the connection is over, or `None` if it is open. A connection that is over is listed as long as a
+    /// handle to it exists.
     pub error: Option<ConnectionError>,
 }
 

@@ -25,7 +25,7 @@ impl BufferDescriptorV1 {
     /// Decodes one descriptor from the start of `bytes`.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] if `bytes` has fewer than 16 bytes.
+    /// Returns [`DecodeError::TooShort`] if `bytes` has fewer than 16 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new("Buffer Descriptor V1", bytes, Self::LENGTH)?;
         Ok(Self {
@@ -38,7 +38,7 @@ impl BufferDescriptorV1 {
     /// Decodes an array of descriptors that fills `bytes` exactly.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] if the last descriptor is incomplete.
+    /// Returns [`DecodeError::TooShort`] if the last descriptor is incomplete.
     pub fn decode_array(bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
         bytes.chunks(Self::LENGTH).map(Self::from_bytes).collect()
     }
@@ -53,7 +53,7 @@ impl BufferDescriptorV1 {
     /// Appends the 16 bytes of this descriptor.
     ///
     /// # Panics
-    /// If `out` has fewer than 16 bytes of room.
+    /// Panics if `out` has fewer than 16 bytes of room.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u64_le(self.offset);
         out.put_u32_le(self.token);

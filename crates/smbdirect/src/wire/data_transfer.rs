@@ -46,7 +46,7 @@ impl DataTransfer {
     /// overlap the header (offsets 0, 8 and 16), as the specification allows.
     ///
     /// # Errors
-    /// The first check that fails, of the three checks of 3.1.5.8 on a single message.
+    /// Returns which of the three checks of 3.1.5.8 on a single message failed first.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         Self::decode_head(bytes, bytes.len())
     }
@@ -122,7 +122,7 @@ impl DataTransfer {
     /// Appends the header and, if it has a payload, the padding up to `data_offset`.
     ///
     /// # Panics
-    /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or if `data_offset`
+    /// Panics if `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or if `data_offset`
     /// is inside the header or not a multiple of eight.
     pub fn encode(&self, out: &mut impl BufMut) {
         let (head, length) = self.head();
@@ -134,7 +134,7 @@ impl DataTransfer {
     /// number of bytes in use.
     ///
     /// # Panics
-    /// If `data_offset` is inside the header or not a multiple of eight.
+    /// Panics if `data_offset` is inside the header or not a multiple of eight.
     pub(crate) fn head(&self) -> ([u8; Self::PAYLOAD_OFFSET as usize], usize) {
         //= SMBD-2.2-05
         //= SMBD-2.2.3-05
@@ -184,7 +184,7 @@ mod tests {
         out
     }
 
-    /// The example messages of sections 4.2 and 4.3, an empty grant and a keepalive.
+    /// Returns the example messages of sections 4.2 and 4.3, an empty grant and a keepalive.
     fn worked() -> Vec<(DataTransfer, Vec<u8>)> {
         let head = |remaining: [u8; 4], length: [u8; 4]| {
             let mut bytes = vec![0x0a, 0, 1, 0, 0, 0, 0, 0];

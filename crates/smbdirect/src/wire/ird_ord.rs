@@ -35,7 +35,7 @@ impl IrdOrd {
     /// is too short for one.
     ///
     /// # Errors
-    /// [`ZeroDepth`] if a depth is 0.
+    /// Returns [`ZeroDepth`] if a depth is 0.
     pub fn decode(private_data: &[u8]) -> Result<Option<Self>, ZeroDepth> {
         let Some((header, _)) = private_data.split_first_chunk::<8>() else {
             return Ok(None);
@@ -53,7 +53,7 @@ impl IrdOrd {
     /// Appends the 8 bytes of the header.
     ///
     /// # Panics
-    /// If `out` has fewer than 8 bytes of room.
+    /// Panics if `out` has fewer than 8 bytes of room.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u32(self.ird);
         out.put_u32(self.ord);

@@ -57,7 +57,7 @@ impl NegotiateRequest {
     /// Decodes a request. Bytes after the first 20 and the Reserved field are ignored.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] if `bytes` has fewer than 20 bytes.
+    /// Returns [`DecodeError::TooShort`] if `bytes` has fewer than 20 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.6-01
         let mut reader = Reader::new("Negotiate Request", bytes, Self::LENGTH)?;
@@ -77,7 +77,7 @@ impl NegotiateRequest {
     /// Appends the 20 bytes of this request.
     ///
     /// # Panics
-    /// If `out` has fewer than 20 bytes of room.
+    /// Panics if `out` has fewer than 20 bytes of room.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u16_le(self.min_version);
         out.put_u16_le(self.max_version);
@@ -141,7 +141,7 @@ impl NegotiateResponse {
     /// Decodes a response. Bytes after the first 32 and the Reserved field are ignored.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] if `bytes` has fewer than 32 bytes.
+    /// Returns [`DecodeError::TooShort`] if `bytes` has fewer than 32 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.7-01
         let mut reader = Reader::new("Negotiate Response", bytes, Self::LENGTH)?;
@@ -165,7 +165,7 @@ impl NegotiateResponse {
     /// Appends the 32 bytes of this response.
     ///
     /// # Panics
-    /// If `out` has fewer than 32 bytes of room.
+    /// Panics if `out` has fewer than 32 bytes of room.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u16_le(self.min_version);
         out.put_u16_le(self.max_version);

@@ -85,7 +85,7 @@ async fn stalls_without_end_postpone_a_deadline_a_few_times() {
     assert_eq!(stalls, 4);
 }
 
-/// A queue pair that always has something to read, and never the answer.
+/// The queue pair always has something to read, but the answer never arrives.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_keeps_data_coming_does_not_postpone_a_deadline_without_end() {
     let (shared, lists) = asked().await;

@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Connection {
-    /// Closes the connection gracefully once all earlier messages, reads and writes are done.
-    /// New ones are refused from now on. The connection also ends if none of them completes for
+    /// Closes the connection gracefully once all earlier messages, reads and writes are done. New messages, reads
+    /// and writes are refused from now on. The connection also ends if none of them completes for
     /// [`keepalive_interval`](crate::engine::Settings::keepalive_interval), because a peer can
     /// leave a read unanswered for ever and still answer keepalives.
     pub fn close(&mut self) {
@@ -99,8 +99,9 @@ impl Connection {
         self.abandon_transfers();
     }
 
-    /// Returns how the owner disconnects the queue pair after the end. A peer that ran out of time may still take what
-    /// was sent, unless it also owes the data of Reads: their buffers would be held until the disconnect gives up.
+    /// Returns how the owner disconnects the queue pair after the end. After a timeout the peer may still take
+    /// what was sent, so the disconnect is graceful. It is not if the peer also owes the data of Reads, because
+    /// their buffers would be held until the disconnect gives up.
     pub fn teardown(&self) -> Teardown {
         match self.error() {
             Some(

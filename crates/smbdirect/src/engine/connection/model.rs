@@ -6,8 +6,8 @@
 //! arbitrarily, in every order that a queue pair allows. [`Rule`] lists the properties that must
 //! hold. [`Sabotage`] lists ways to break each of them, which shows that the checker detects it.
 //!
-//! `cargo test` explores small bounds. The larger ones take minutes and some GiB:
-//! `SMBDIRECT_MODEL=long cargo test --release -p smbdirect --lib model -- --nocapture`.
+//! `cargo test` explores small bounds. Larger bounds take minutes and some GiB of memory: `SMBDIRECT_MODEL=long
+//! cargo test --release -p smbdirect --lib model -- --nocapture`.
 
 use std::{
     collections::{VecDeque, hash_map::DefaultHasher},
@@ -101,7 +101,7 @@ enum Sabotage {
     LoseGrants,
     /// The initiator's first grant is never sent alone.
     HoldFirstGrant,
-    /// An end does not recognise a quiet message.
+    /// An end does not recognise a quiet message, which is empty and requests no response.
     AnswerQuietMessages,
     /// Keepalives are answered by keepalives, as the specification literally requires.
     EchoKeepalives,
@@ -180,9 +180,11 @@ struct Scene {
     policy: Policy,
     /// The messages of each end, given as numbers of segments.
     messages: [Vec<u8>; 2],
-    /// Number of timers that may expire, connections that may break, and ends that may be closed.
+    /// Number of timers that may expire.
     timers: u8,
+    /// Number of times the network may break.
     cuts: u8,
+    /// Number of ends that may be closed.
     closes: u8,
     /// Number of times an upper layer may stop taking messages.
     holds: u8,
@@ -204,9 +206,9 @@ struct End {
     heard: (usize, usize),
     /// Number of messages reported as sent.
     told: usize,
-    /// Credits granted to this end so far; the negotiate message counts as one.
+    /// Send credits that this end holds. The negotiate message uses one.
     held: u16,
-    /// Unused credits granted by this end; the negotiate message counts as one.
+    /// Credits that this end has granted and the peer has not used. The negotiate message uses one.
     promised: u16,
     negotiated: bool,
     /// Bytes of the current message that have not been sent.
@@ -490,7 +492,7 @@ fn every_sabotage_is_detected() {
             Sabotage::Overtake | Sabotage::HearTwice | Sabotage::AnswerQuietMessages => single,
             _ => base,
         };
-        // Without sabotage the scene keeps every rule, except for those that its policy breaks.
+        // A scene with the default policy breaks no rule without sabotage.
         if scene.policy == Policy::default() {
             assert_eq!(explore(scene.clone(), None).1, None, "{sabotage:?}");
         }

@@ -25,7 +25,7 @@ impl Connection {
     /// not pass to its upper layer.
     ///
     /// # Errors
-    /// [`SendError`]; the connection is unchanged.
+    /// Returns a [`SendError`], and leaves the connection unchanged.
     #[inline(always)]
     pub fn send(
         &mut self,
@@ -44,7 +44,7 @@ impl Connection {
     /// Checks whether [`send`](Self::send) would accept this message now.
     ///
     /// # Errors
-    /// The error that `send` would return.
+    /// Returns the error that `send` would return.
     pub fn check(&self, message: &Message) -> Result<(), SendError> {
         let max = match &self.role {
             Role::Established(negotiated) if !self.closing => negotiated.max_fragmented_send_size,
@@ -301,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Handles the completion of a Send that completes a message or ends a refusal, as `sent` records.
+    /// Handles the completion of a Send that was posted for the purpose `sent`.
     pub(super) fn sent(&mut self, sent: Sent) {
         match sent {
             Sent::Message(id) if self.error().is_none() => {

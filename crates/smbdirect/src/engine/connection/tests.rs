@@ -372,7 +372,7 @@ impl Bench {
         std::iter::from_fn(|| self.engine.poll_event()).collect()
     }
 
-    /// Returns the events by short names, for tests of their order.
+    /// Returns the events as short names, for tests of their order.
     fn story(&mut self) -> Vec<String> {
         let tell = |event| match event {
             Event::Negotiated(_) => "negotiated".into(),

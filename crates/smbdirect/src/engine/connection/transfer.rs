@@ -20,7 +20,7 @@ impl Connection {
     /// memory that `descriptors` describe (3.1.4.6). Reads finish in the order they were started.
     ///
     /// # Errors
-    /// The fault and the buffer; nothing was posted.
+    /// Returns the fault and the buffer. Nothing was posted.
     pub fn read(
         &mut self,
         id: TransferId,
@@ -47,7 +47,7 @@ impl Connection {
     /// sent after this call.
     ///
     /// # Errors
-    /// The fault; nothing was posted.
+    /// Returns the fault. Nothing was posted.
     pub fn write(
         &mut self,
         id: TransferId,

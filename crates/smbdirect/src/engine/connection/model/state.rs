@@ -41,7 +41,8 @@ impl End {
         self.closed == 0
     }
 
-    /// Returns whether this end will act without its upper layer or a timer.
+    /// Returns whether this end will act without its upper layer, and without a timer other than that of the
+    /// first grant.
     pub(super) fn is_busy(&self) -> bool {
         self.put_off
             || self.held_up

@@ -132,7 +132,8 @@ impl State {
                         self.complete(who, received(message));
                     }
                     Some(Sabotage::AnswerQuietMessages) => {
-                        // A credit was granted and used again by a message that is not quiet.
+                        // A further credit is granted, and used by a message that is not quiet. The engine then
+                        // treats the quiet message like any other.
                         engine.receive_credits.post(1);
                         engine.receive_credits.grant(1);
                         engine.receive_credits.received(false);
@@ -298,7 +299,7 @@ impl State {
         }
     }
 
-    /// Queues the disconnect after the messages that have arrived, once.
+    /// Queues the disconnect after the messages that have arrived, unless it is already queued or reported.
     fn end_of(&mut self, who: usize, in_good_order: bool, local: bool) {
         let end = &mut self.ends[who];
         let known = end

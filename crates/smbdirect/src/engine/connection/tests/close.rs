@@ -203,8 +203,8 @@ fn only_transfers_are_reported_after_the_end() {
 fn every_buffer_is_returned_after_the_reason() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
     bench.engine.limits.max_transfer = 100;
-    // One read is completed in part, one is posted in part, and one waits; one write is posted, and
-    // one waits for a message that has no room.
+    // One read is completed in part, one is posted in part, and one waits; one write is posted, and one waits for
+    // room in the send queue.
     bench.read(1, 250);
     bench.read(2, 50);
     bench.write(3, 150);

@@ -39,7 +39,7 @@ fn a_message_uses_a_credit_and_carries_all_available_grants() {
     assert_eq!((after.available, after.granted), (0, 10));
 }
 
-/// The wording of 2014 adds grants to the blocked head, and the current one sets them when it is
+/// The wording of 2014 adds grants to the blocked message, and the current wording sets them when the message is
 /// sent.
 //= SMBD-3.1.5.1-05 test
 //= SMBD-3.1.5.1-05b test

@@ -79,7 +79,7 @@ fn a_payload_in_the_header_is_counted() {
             data_length,
             ..grant(0)
         };
-        // Built by hand, because the encoder refuses this offset.
+        // The header is built by hand, because the encoder refuses this offset.
         let mut bytes = encoded(|out| grant(0).encode(out));
         bytes[12..16].copy_from_slice(&header.data_offset.to_le_bytes());
         bytes[16..20].copy_from_slice(&header.data_length.to_le_bytes());
