@@ -52,6 +52,11 @@ fn python_objects_outlive_their_uses() {
     python(&["tests/test_lifetime.py"], &[]);
 }
 
+#[test]
+fn python_buffers_move_without_a_copy() {
+    python(&["tests/test_buffers.py"], &[]);
+}
+
 /// AddressSanitizer checks the memory of Python and of the library that is allocated, freed and moved.
 #[test]
 fn python_objects_are_clean_under_the_address_sanitizer() {
@@ -68,13 +73,15 @@ fn python_objects_are_clean_under_the_address_sanitizer() {
         eprintln!("skipped: libasan is missing");
         return;
     };
-    python(
-        &["tests/test_lifetime.py"],
-        &[
-            ("LD_PRELOAD", &path),
-            ("PYTHONMALLOC", "malloc"),
-            // A test asks for more memory than there is. Python leaves memory at its end.
-            ("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1"),
-        ],
-    );
+    for tests in ["tests/test_lifetime.py", "tests/test_buffers.py"] {
+        python(
+            &[tests],
+            &[
+                ("LD_PRELOAD", &path),
+                ("PYTHONMALLOC", "malloc"),
+                // A test asks for more memory than there is. Python leaves memory at its end.
+                ("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1"),
+            ],
+        );
+    }
 }
