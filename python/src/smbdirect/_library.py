@@ -7,7 +7,6 @@ the one in this package or the one that is installed on the system.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -174,15 +173,15 @@ _FUNCTIONS = {
 
 def _load() -> ctypes.CDLL:
     inside = Path(__file__).with_name("libsmbdirect.so")
-    name = os.environ.get("SMBDIRECT_LIBRARY")
-    if name is None:
-        name = str(inside) if inside.exists() else ctypes.util.find_library("smbdirect")
-    if name is None:
+    # The number is that of the interface, so that another one is not taken for this.
+    installed = str(inside) if inside.exists() else "libsmbdirect.so.0"
+    try:
+        library = ctypes.CDLL(os.environ.get("SMBDIRECT_LIBRARY", installed), use_errno=True)
+    except OSError as error:
         raise ImportError(
-            "libsmbdirect is missing: install the wheel, or run crates/capi/install, "
-            "or set SMBDIRECT_LIBRARY to its path"
-        )
-    library = ctypes.CDLL(name, use_errno=True)
+            f"libsmbdirect is missing ({error}): install the wheel or Debian's libsmbdirect0, or run "
+            "crates/capi/install, or set SMBDIRECT_LIBRARY to its path"
+        ) from None
     for function, (result, arguments) in _FUNCTIONS.items():
         getattr(library, function).restype = result
         getattr(library, function).argtypes = arguments
