@@ -6,6 +6,7 @@
 mod api;
 mod counts;
 mod goals;
+mod manual;
 mod workspace;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ enum Command {
     Api(api::Api),
     Counts(counts::Counts),
     Goals(goals::Goals),
+    Manual(manual::Manual),
 }
 
 fn main() -> ExitCode {
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         Command::Api(api) => api.run(),
         Command::Counts(counts) => counts.run(),
         Command::Goals(goals) => goals.run(),
+        Command::Manual(manual) => manual.run(),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
