@@ -60,9 +60,9 @@ impl<C: EndpointContext> Address<C> {
     /// Returns the events of this address as a stream, which becomes the
     /// [client](Self::set_client) of the address.
     ///
-    /// At most `capacity` TSDUs wait in the stream. Further TSDUs are not accepted until others
-    /// have been taken; meanwhile the peer is granted fewer credits. The connect event is refused,
-    /// so accept peers with listens.
+    /// At most `capacity` TSDUs wait in the stream. Further TSDUs are not accepted until others have been taken;
+    /// meanwhile the peer is granted fewer credits. The stream refuses every connect event, so accept peers with
+    /// listens.
     pub fn events(&self, capacity: usize) -> Events<C> {
         let queue = Arc::new(Queue::new(capacity));
         self.set_client(Some(queue.clone()));
@@ -158,7 +158,8 @@ impl<C: EndpointContext> Queue<C> {
 
     /// Adds a piece of a TSDU, and returns the whole TSDU after the last piece.
     fn gather(&self, endpoint: &Endpoint<C>, indication: &Indication) -> Option<BytesMut> {
-        // The pieces belong to the connection, because the endpoint may have had others before.
+        // The pieces belong to the connection and not to the endpoint, which may have had other connections
+        // before.
         let session = Arc::downgrade(&endpoint.receiving_session()?);
         let mut state = self.lock();
         let unfinished = &mut state.unfinished;

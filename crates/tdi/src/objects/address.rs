@@ -34,7 +34,7 @@ impl<C: EndpointContext> PendingListen<C> {
 }
 
 impl<C: EndpointContext> Address<C> {
-    /// Opens an address on `port`. Without a port it can only be connected from.
+    /// Opens an address on `port`. Without a port, its endpoints can connect to peers but cannot accept them.
     pub(crate) fn open(
         device: Arc<Device>,
         local_addr: SocketAddr,
@@ -77,7 +77,7 @@ impl<C: EndpointContext> Address<C> {
         self.handle.shared.local_addr
     }
 
-    /// Sets the handlers of all events, as TDI_SET_EVENT_HANDLER does for one; `None` removes them.
+    /// Sets the handlers of all events, as TDI_SET_EVENT_HANDLER does for one event; `None` removes them.
     ///
     /// Without handlers, peers are refused unless a listen is pending, and received data is held
     /// for receives. Data that is held is indicated to new handlers. This method does not wait for
@@ -155,7 +155,8 @@ impl<C: EndpointContext> AddressShared<C> {
         self.insert_listen(listen, VecDeque::push_front);
     }
 
-    /// Removes one listen of this endpoint, which may have submitted another since.
+    /// Removes the listen of this endpoint with this attempt number. The endpoint may have submitted another
+    /// listen after it.
     pub(crate) fn cancel_listen(&self, endpoint: &Weak<EndpointShared<C>>, attempt: u64) {
         let is_other = |listen: &PendingListen<C>| {
             listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
@@ -174,7 +175,7 @@ impl<C: EndpointContext> AddressShared<C> {
         let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
             return;
         };
-        // The address may have been closed, or its port have failed, before the listen was added.
+        // The address may have been closed, or its port may have failed, before the listen was added.
         if self.is_closed() {
             endpoint.address_closed();
         } else if !self.accepts_peers() {

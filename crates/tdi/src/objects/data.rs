@@ -19,11 +19,11 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// The time at which the send is given up; `None` means after
-    /// [`SendSettings::send_timeout`](crate::SendSettings::send_timeout). If the process stalls over
-    /// the deadline, the send gets a second more.
+    /// [`SendSettings::send_timeout`](crate::SendSettings::send_timeout). If a stall of the process delays the
+    /// check of the deadline, the send gets one more second.
     pub deadline: Option<Instant>,
-    /// A registration of the peer that the arrival of the TSDU invalidates. It must be given with
-    /// the end of a TSDU.
+    /// A registration of the peer that the arrival of the TSDU invalidates. A token is only permitted in a send
+    /// that ends its TSDU, which is a send without `PARTIAL`.
     pub invalidate: Option<Token>,
 }
 
@@ -100,9 +100,9 @@ impl<C: EndpointContext> Endpoint<C> {
         self.sending_session()?.sends.try_send(now(), request)
     }
 
-    /// Waits until the send buffer has room again after a refused non-blocking send, and returns
-    /// its free bytes, which are not reserved. Resolves immediately if no send was refused since
-    /// there was room.
+    /// Waits until the send buffer has room again after a refused non-blocking send, and returns its free bytes,
+    /// which are not reserved. Resolves immediately if no send was refused, or if there has been room since the
+    /// last refusal.
     ///
     /// # Errors
     /// The status of the cause that ended the connection, or
@@ -112,8 +112,8 @@ impl<C: EndpointContext> Endpoint<C> {
         session.sends.possible().await
     }
 
-    /// Discards the incomplete TSDU of the class that `flags` select, and cancels its pending
-    /// sends. Returns whether there was one.
+    /// Discards the incomplete TSDU of the class that `flags` select, and cancels its pending sends. Returns
+    /// whether there was such a TSDU.
     pub fn discard_partial(&self, flags: SendFlags) -> bool {
         let session = self.sending_session();
         session.is_ok_and(|session| session.sends.discard_partial(flags))
@@ -159,9 +159,9 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - [`SUCCESS`](Status::SUCCESS): the end of the TSDU is in the buffer.
     /// - [`BUFFER_OVERFLOW`](Status::BUFFER_OVERFLOW): the buffer is full before the end of the
     ///   TSDU. The next receive continues with the rest.
-    /// - The status of the [`Cause`](crate::Cause) that ended the connection, and then
-    ///   [`INVALID_CONNECTION`](Status::INVALID_CONNECTION), after all data that had arrived was
-    ///   received.
+    /// - The status of the [`Cause`](crate::Cause) that ended the connection, if the receive was pending at that
+    ///   time. A later receive completes with [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) once all data
+    ///   that had arrived was received.
     pub fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> Receiving {
         match self.receiving_session() {
             Some(session) => {
@@ -189,7 +189,7 @@ impl<C: EndpointContext> Endpoint<C> {
         Ok(())
     }
 
-    /// Answers TDI_QUERY_CONNECTION_INFO, for the connection or for the last one.
+    /// Answers TDI_QUERY_CONNECTION_INFO, for the connection or, if there is none, for the last one.
     ///
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): there was no connection yet.

@@ -134,7 +134,7 @@ impl<C: EndpointContext> Endpoint<C> {
     pub(super) fn call_without_session(&self, handler: impl FnOnce(&dyn Client<C>)) {
         if let Some(Err(_)) = self.call(handler) {
             warn!("a handler panicked");
-            // The connection may have been established meanwhile.
+            // If the connection was established meanwhile, it ends.
             let _ = self.abort();
         }
     }
@@ -170,7 +170,7 @@ impl<C: EndpointContext> EndpointShared<C> {
         address.and_then(|address| address.client())
     }
 
-    /// Counts the end of a connection, and reports it to those that wait for it.
+    /// Counts the end of a connection, and reports it to the futures that wait for it.
     fn report_end(&self, session: &Session, cause: &Cause) {
         self.device.session_ended(session, cause);
         self.ended.send_modify(|(count, last)| {

@@ -25,8 +25,8 @@ pub enum Share {
     /// The address can be opened only once.
     #[default]
     Exclusive,
-    /// The address can be opened again by others that share it. A peer is offered to them in the
-    /// order in which they opened it, until one accepts.
+    /// The address can be opened several times if each opener shares it. A peer is offered to the openers in the
+    /// order in which they opened the address, until one accepts.
     Shared,
 }
 

@@ -124,7 +124,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// a time of its own.
     ///
     /// # Errors
-    /// As [`listen`](Self::listen).
+    /// The same as those of [`listen`](Self::listen).
     pub fn listen_and_query(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-02
         self.submit_listen(remote, true)
@@ -211,9 +211,9 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
-    /// Cancels a pending connect, listen or acceptance, which completes with
-    /// [`CANCELLED`](Status::CANCELLED). Returns false and changes nothing if there is none, also if it
-    /// has just completed.
+    /// Cancels a pending connect, listen or acceptance, which completes with [`CANCELLED`](Status::CANCELLED).
+    /// Returns false and changes nothing if no such request is pending, for example because it has just
+    /// completed.
     pub fn cancel(&self) -> bool {
         let cancelled = self.abort_if(|state| match state {
             EndpointState::Connecting | EndpointState::Listening | EndpointState::Accepting => {

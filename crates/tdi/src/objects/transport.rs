@@ -86,10 +86,10 @@ impl Transport {
         Address::open(self.device.clone(), port.local_addr, Some(port))
     }
 
-    /// Opens an address that can only be connected from.
+    /// Opens an address whose endpoints can connect to peers but cannot accept them.
     ///
-    /// The system picks the local port of each connection. Peers cannot connect to this address, so
-    /// listens complete with [`INVALID_ADDRESS`](Status::INVALID_ADDRESS).
+    /// The system picks the local port of each connection. Listens on this address complete with
+    /// [`INVALID_ADDRESS`](Status::INVALID_ADDRESS).
     pub fn open_any_address<C: EndpointContext>(&self) -> Address<C> {
         let any = SocketAddr::from(([0; 4], 0));
         Address::open(self.device.clone(), any, None)

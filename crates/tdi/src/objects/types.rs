@@ -142,9 +142,9 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         Answer::NotAccepted(0)
     }
 
-    /// Returns whether [`chained_receive`](Self::chained_receive) is called for whole TSDUs. If it
-    /// is not, [`receive`](Self::receive) is. This method is called before each indication and must
-    /// be fast.
+    /// Returns whether [`chained_receive`](Self::chained_receive) is called for whole TSDUs. Otherwise
+    /// [`receive`](Self::receive) is called for them. This method is called before each indication and must be
+    /// fast.
     fn takes_chained(&self) -> bool {
         false
     }
@@ -155,7 +155,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     /// handler returns as an error is held for a receive.
     ///
     /// # Errors
-    /// The TSDU, if it is not accepted.
+    /// Returns the TSDU if it is not accepted.
     fn chained_receive(
         &self,
         endpoint: &Endpoint<C>,

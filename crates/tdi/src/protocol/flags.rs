@@ -165,8 +165,8 @@ bitflags! {
 }
 
 impl ServiceFlags {
-    /// The services of this transport: 0x2A89. It does not include expedited data, half-close and
-    /// empty TSDUs, because SMB Direct cannot carry them.
+    /// The services of this transport: 0x2A89. They do not include expedited data, half-close and empty TSDUs,
+    /// because SMB Direct cannot carry them.
     //= TDI-QUERY-01
     pub const SMB_DIRECT: Self = Self::CONNECTION_MODE
         .union(Self::ERROR_FREE_DELIVERY)

@@ -11,9 +11,9 @@
 //! | [`NotAccepted`](Answer::NotAccepted) | all, and no more data has arrived | later data is indicated |
 //! | [`NotAccepted`](Answer::NotAccepted) | otherwise | all data is held for receives, and no data is indicated until a receive completes |
 //!
-//! Data that is held or lent counts against the receive buffer. When that is full, no more data is
-//! taken from the connection. Then the buffer of the connection fills, and the peer is granted no
-//! more credits. The timers of the peer end the connection of a client that never receives.
+//! Data that is held or lent counts against the receive buffer. When the receive buffer is full, no more data is
+//! taken from the connection. Then the buffer of the connection fills, and the peer is granted no more credits.
+//! The timers of the peer end the connection of a client that never receives.
 //!
 //! After the connection has ended, whole TSDUs that are held can still be received.
 
@@ -35,10 +35,9 @@ use super::{
     tsdu::{Handler, Posted, Tsdu},
 };
 
-/// Bytes that each TSDU costs in addition to its data, so that many small TSDUs fill the receive
-/// buffer too.
+/// Bytes that each TSDU costs in addition to its data, so that many small TSDUs also fill the receive buffer.
 const TSDU_COST_BYTES: usize = 128;
-/// TSDUs that can be held in buffers they share with other messages. One byte of a TSDU keeps its
+/// Number of TSDUs that can be held in buffers that they share with other messages. One byte of a TSDU keeps its
 /// whole buffer allocated, so the data of further TSDUs is copied.
 const MAX_UNCOPIED_TSDUS: usize = 64;
 /// Payloads of at least this length are never copied, because they use most of their buffer.
@@ -46,9 +45,9 @@ const UNCOPIED_PAYLOAD_BYTES: usize = 16 << 10;
 
 /// The received data of one connection.
 ///
-/// Add segments while [`wants_segment`](Self::wants_segment) returns true, and receives at any
-/// time. [`poll_event`](Self::poll_event) returns the resulting events. After an indication it
-/// returns no other until the indication is answered.
+/// Add segments while [`wants_segment`](Self::wants_segment) returns true, and receives at any time.
+/// [`poll_event`](Self::poll_event) returns the resulting events. After an indication it returns no other
+/// indication until that one is answered.
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
@@ -194,8 +193,8 @@ impl Inbound {
         std::mem::replace(&mut self.taken_whole, taken_whole) != taken_whole
     }
 
-    /// Takes the first TSDU, or its bytes that were not taken, if it is complete and no receive is
-    /// pending. It no longer counts against the receive buffer.
+    /// Takes the bytes of the first TSDU that were not taken yet, if the TSDU is complete and no receive is
+    /// pending. They no longer count against the receive buffer.
     pub fn take_tsdu(&mut self) -> Option<Message> {
         if self.offered.is_some() || !self.posted.is_empty() {
             return None;
@@ -265,7 +264,7 @@ impl Inbound {
         self.complete(posted, status, None);
     }
 
-    /// Returns the next event. It is not an indication while another one is unanswered.
+    /// Returns the next event. It returns no indication while another one is unanswered.
     pub fn poll_event(&mut self) -> Option<ReceiveEvent> {
         //= TDI-RECV-14
         if let Some(event) = self.events.pop_front() {
@@ -294,7 +293,7 @@ impl Inbound {
         let is_chained = match first.handler {
             //= TDI-CHN-04
             None => first.taken == 0 && cost <= lendable,
-            // A client without a chained handler may have been set since the first indication.
+            // A client without a chained handler may have been set after the first indication.
             Some(handler) => handler == Handler::Chained && self.settings.lendable > 0,
         };
         if !is_chained {
@@ -317,9 +316,9 @@ impl Inbound {
     /// Handles the answer of the copying handler to an indication.
     ///
     /// # Errors
-    /// [`Status::INVALID_PARAMETER`]: the handler took more than was indicated; all indicated bytes
-    /// count as taken. [`Status::INVALID_DEVICE_STATE`]: no indication is unanswered, or the
-    /// connection has ended since; a request in the answer then completes with an error.
+    /// [`Status::INVALID_PARAMETER`]: the handler took more than was indicated; all indicated bytes count as
+    /// taken. [`Status::INVALID_DEVICE_STATE`]: no indication waits for an answer, or the connection has ended
+    /// meanwhile; a request in the answer then completes with an error.
     pub fn answer(&mut self, answer: Answer) -> Result<(), Status> {
         let Some(Offered::Copied(indicated)) = self.offered else {
             if let Answer::TakenThenReceive(_, request) = answer {
@@ -370,8 +369,8 @@ impl Inbound {
     ///
     /// # Errors
     /// [`Status::INVALID_PARAMETER`]: the TSDU is not the one that was indicated.
-    /// [`Status::INVALID_DEVICE_STATE`]: no indication is unanswered, or the connection has ended
-    /// since.
+    /// [`Status::INVALID_DEVICE_STATE`]: no indication waits for an answer, or the connection has ended
+    /// meanwhile.
     pub fn answer_chained(&mut self, answer: Result<(), ChainedTsdu>) -> Result<(), Status> {
         let Some(Offered::Chained(loan)) = self.offered.take_if(|offered| offered.is_chained())
         else {

@@ -1,10 +1,10 @@
 //! [`Outbound`]: the decisions about the sends of one connection, from submission to completion,
 //! without a clock and without a task.
 //!
-//! A TSDU becomes one message on the wire. It starts with the first send of its class, normal or
-//! expedited, continues while sends have PARTIAL set, and ends with the first send that has not.
-//! It is passed to the connection only when it is complete, because the first segment of a message
-//! states the length of the whole message, and a message that was started cannot be withdrawn.
+//! A TSDU becomes one message on the wire. It starts with the first send of its class, normal or expedited,
+//! continues while sends have PARTIAL set, and ends with the first send without PARTIAL. It is passed to the
+//! connection only when it is complete, because the first segment of a message states the length of the whole
+//! message, and a message that was started cannot be withdrawn.
 //!
 //! This table says when a request completes:
 //!
@@ -40,10 +40,9 @@ use super::{
 
 /// The sends of one connection.
 ///
-/// Submit requests with [`send`](Self::send). Take the next TSDU with
-/// [`poll_tsdu`](Self::poll_tsdu) when the connection can start to send it, and not earlier,
-/// because expedited TSDUs do not overtake those that were taken. Call
-/// [`tsdu_sent`](Self::tsdu_sent) when the oldest of them was sent.
+/// Submit requests with [`send`](Self::send). Take the next TSDU with [`poll_tsdu`](Self::poll_tsdu) when the
+/// connection can start to send it, and not earlier, because expedited TSDUs do not overtake a TSDU that was
+/// taken. Call [`tsdu_sent`](Self::tsdu_sent) when the oldest TSDU that was taken was sent.
 /// [`poll_event`](Self::poll_event) returns the resulting events.
 ///
 /// ```

@@ -72,7 +72,7 @@ impl ReceiveCompletion {
     /// Returns the received bytes, without the unused rest of the buffer.
     ///
     /// # Errors
-    /// The status, if it is an error.
+    /// Returns the status if it is an error.
     pub fn into_data(mut self) -> Result<BytesMut, Status> {
         if self.status.is_error() {
             return Err(self.status);

@@ -141,7 +141,7 @@ impl SendCompletion {
     /// Returns the number of bytes taken.
     ///
     /// # Errors
-    /// The status, if it is an error.
+    /// Returns the status if it is an error.
     pub const fn result(&self) -> Result<usize, Status> {
         if self.status.is_error() {
             Err(self.status)

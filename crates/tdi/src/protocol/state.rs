@@ -55,7 +55,7 @@ impl EndpointState {
     /// Checks whether this state allows a request.
     ///
     /// # Errors
-    /// The status with which the request completes if it is not allowed.
+    /// Returns the status with which the request completes if it is not allowed.
     pub(crate) const fn check(self, request: Request) -> Result<(), Status> {
         //= TDI-CONN-09
         let status = match (request, self) {

@@ -54,7 +54,7 @@ pub enum Severity {
 statuses! {
     /// The request succeeded.
     SUCCESS = 0x0000_0000;
-    /// The request was accepted and will complete later. From a handler: it keeps the buffer.
+    /// The request was accepted and will complete later. A handler that returns it keeps the buffer.
     PENDING = 0x0000_0103;
     /// A receive has returned a part of its TSDU; the rest will follow.
     RECEIVE_PARTIAL = 0x4000_000F;

@@ -221,7 +221,7 @@ mod tests {
         lengths
     }
 
-    /// Returns the lengths of the first slices, which are kept as they arrived, and of `last` ones.
+    /// Returns the lengths of the first slices, which are kept as they arrived, followed by `last`.
     fn first_and(last: &[usize]) -> Vec<usize> {
         [&[10; MAX_UNJOINED_SLICES], last].concat()
     }
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(joined(first_and(&[10])), first_and(&[10]));
         assert_eq!(joined(first_and(&[10, 10])), first_and(&[20]));
         assert_eq!(joined(first_and(&[10, 10, 10])), first_and(&[30]));
-        // A slice that is more than twice as long stays.
+        // A slice that is more than twice as long as the next one is not joined with it.
         assert_eq!(joined(first_and(&[20, 10])), first_and(&[30]));
         assert_eq!(joined(first_and(&[21, 10])), first_and(&[21, 10]));
         assert_eq!(joined(first_and(&[100, 10])), first_and(&[100, 10]));

@@ -13,9 +13,9 @@ use crate::protocol::RequestId;
 
 /// The pending requests of one kind.
 ///
-/// It is used under a lock. Nothing here wakes a task or drops a completion, because both may call
-/// into what the lock protects: [`take_done`](Self::take_done) returns the completions, which the
-/// caller delivers without the lock.
+/// It is used under a lock. Nothing here wakes a task or drops a completion, because either could call into the
+/// object that the lock protects: [`take_done`](Self::take_done) returns the completions, which the caller
+/// delivers without the lock.
 #[derive(Debug)]
 pub(crate) struct Completions<T> {
     pending: HashMap<RequestId, oneshot::Sender<T>>,
@@ -79,7 +79,7 @@ impl<T> Done<T> {
 }
 
 impl<T> PendingRequest<T> {
-    /// Returns the completion when it is there.
+    /// Returns the completion once the request has completed.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<T> {
         let completion = ready!(Pin::new(&mut self.completion).poll(context));
         Poll::Ready(completion.expect("each request completes"))

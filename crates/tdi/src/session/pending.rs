@@ -175,7 +175,7 @@ impl Receiving {
         }
     }
 
-    /// Cancels the receive if it is still pending, and returns whether it was.
+    /// Cancels the receive if it is still pending, and returns whether it was pending.
     ///
     /// A cancelled receive completes with [`CANCELLED`](Status::CANCELLED). The bytes that were
     /// placed in its buffer before are not received again.

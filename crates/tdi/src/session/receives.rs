@@ -106,7 +106,7 @@ impl Receives {
         })
     }
 
-    /// Cancels the receive `id` if it is pending, and returns whether it was.
+    /// Cancels the receive `id` if it is pending, and returns whether it was pending.
     pub(crate) fn cancel(&self, id: RequestId) -> bool {
         self.with(|state| {
             let cancelled = state.inbound.cancel(id);
@@ -191,7 +191,7 @@ impl Receives {
         drop(old);
     }
 
-    /// Returns whether there is room for another segment, and counts the times when there was not.
+    /// Returns whether there is room for another segment, and counts how often the room has run out.
     pub(crate) fn wants_segment(&self) -> bool {
         let mut state = self.lock();
         let wants = state.inbound.wants_segment();

@@ -30,13 +30,13 @@ pub(crate) struct Sends {
 struct State {
     outbound: Outbound,
     completions: Completions<SendCompletion>,
-    /// The futures that wait for room are to be woken after the lock is released.
+    /// Whether to wake the futures that wait for room, after the lock is released.
     wakes_room: bool,
     /// The waker of the connection's task.
     task: Waker,
     news: VecDeque<SendNews>,
     ended: Option<Status>,
-    /// The latest deadline that had passed when it was given.
+    /// The latest deadline that had already passed when its send was submitted.
     passed: Option<Instant>,
     usage: ResourceStatistics,
     /// The wakers to wake after the lock is released.
@@ -156,7 +156,7 @@ impl Sends {
     /// Waits while the latch of a refusal is set, and returns the free bytes of the send buffer.
     pub(crate) async fn possible(&self) -> Result<usize, Status> {
         loop {
-            // Made before the latch is read, so that no wake-up after that is lost.
+            // This future is made before the latch is read, so that no wake-up after that is lost.
             let room = self.room.notified();
             if let Some(result) = self.possible_now() {
                 return result;
@@ -186,7 +186,7 @@ impl Sends {
     /// Accepts no more sends, and reports [`SendNews::Drained`] when the earlier ones were sent.
     ///
     /// # Errors
-    /// As [`Outbound::release`].
+    /// The same as those of [`Outbound::release`].
     pub(crate) fn release(&self) -> Result<(), Status> {
         self.with(|state| {
             let result = state.outbound.release();
@@ -238,7 +238,8 @@ impl Sends {
         self.lock().outbound.poll_timeout()
     }
 
-    /// Returns whether the deadline `due` had passed when it was given, so that no stall made it late.
+    /// Returns whether the deadline `due` had already passed when its send was submitted. If so, no stall has
+    /// made the check of `due` late.
     pub(crate) fn was_passed(&self, due: Instant) -> bool {
         self.lock().passed.is_some_and(|passed| due <= passed)
     }

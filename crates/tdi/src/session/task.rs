@@ -69,13 +69,13 @@ struct Postponed {
 }
 
 impl Postponed {
-    /// Returns when the deadline `due` is judged.
+    /// Returns when the deadline `due` is to be checked, which is later if it was postponed.
     fn until(&self, due: Instant) -> Instant {
         let until = self.until.filter(|_| self.due == Some(due));
         until.unwrap_or(due)
     }
 
-    /// Postpones the deadline `due` if it must not be judged at `now`, and returns whether it was.
+    /// Postpones the deadline `due` if it does not count yet at `now`, and returns whether it was postponed.
     fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> bool {
         if self.due != Some(due) {
             *self = Self {
@@ -179,7 +179,7 @@ impl Task {
         let Some(owner) = self.owner.upgrade() else {
             return false;
         };
-        // This calls a handler too, which may panic like any other.
+        // This also calls a handler, which may panic like any other handler.
         let lendable = match self.call(|owner| owner.takes_chained()) {
             Some(true) => owner.lendable(),
             _ => 0,
@@ -344,7 +344,7 @@ mod tests {
             assert!(!postponed.postpone(due, last + late, true));
             assert_eq!(postponed.until(due), last);
         }
-        // The deadline that was postponed last is known.
+        // Only the deadline that was postponed last is remembered.
         assert_eq!(postponed.until(first), first);
     }
 }
