@@ -63,28 +63,32 @@ pub(crate) const CASES: &[Case] = &[
         "b9",
         "payload outside the message",
         "3.1.5.8",
-        "sends offsets and lengths around the end of a message, and sums that wrap; terminated",
+        "sends offsets and lengths that end beyond the message, also such whose sum overflows; \
+         the server terminates the connection",
         payload_outside,
     ),
     case(
         "b10",
         "remaining length beyond the limit",
         "3.1.5.8",
-        "sends lengths of a byte above MaxFragmentedSize, and sums that wrap; terminated",
+        "sends lengths whose sum is one byte above the server's MaxFragmentedSize, and lengths \
+         whose sum overflows; the server terminates the connection",
         remaining_beyond_limit,
     ),
     case(
         "b11",
         "short messages",
         "3.1.5.8",
-        "sends Data Transfers of 0, 1, 4, 8, 12 and 19 bytes, also within a message; terminated",
+        "sends Data Transfers of 0, 1, 4, 8, 12 and 19 bytes, also within a message; the server \
+         terminates the connection",
         short_messages,
     ),
     case(
         "b18",
         "peers that vanish",
         "3.1.7.1",
-        "ends connections after each byte of MPA Request and Negotiate Request; the server serves",
+        "ends a connection after each byte of the MPA Request and of the Negotiate Request; the \
+         server accepts the next connection",
         vanishing_peers,
     )
     .disruptive(),
@@ -92,8 +96,8 @@ pub(crate) const CASES: &[Case] = &[
         "b20",
         "read depths in the private data",
         "6.1",
-        "sends read depths in both byte orders, cut, and none, with MPA 1 and 2; the server \
-         negotiates",
+        "sends the read depths in both byte orders, with more bytes after them, cut short and not \
+         at all, with MPA revisions 1 and 2; the server negotiates",
         read_depths,
     ),
     case(

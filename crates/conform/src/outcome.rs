@@ -27,7 +27,7 @@ pub enum Outcome {
 pub enum SkipReason {
     /// No client connected within this time.
     NoClient(Duration),
-    /// The case needs bytes below RDMA, which the transport does not give.
+    /// The case sends bytes below RDMA, which is not possible with the transport.
     BelowRdma,
     /// Another reason, in words.
     Other(String),
@@ -37,9 +37,9 @@ impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoClient(waited) => write!(f, "no client connected within {waited:?}"),
-            Self::BelowRdma => {
-                f.write_str("the case needs bytes below RDMA, which this transport does not give")
-            }
+            Self::BelowRdma => f.write_str(
+                "the case sends bytes below RDMA, which is not possible with this transport",
+            ),
             Self::Other(reason) => f.write_str(reason),
         }
     }

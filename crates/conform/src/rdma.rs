@@ -145,7 +145,7 @@ impl Server for RdmaServer {
         if !self.is_over_tcp {
             let name = self.provider.attributes().name;
             return skip(format!(
-                "the case needs bytes below RDMA, which {name} does not give; use iwarp"
+                "the case sends bytes below RDMA, which is not possible with {name}; use iwarp"
             ));
         }
         match TcpStream::connect_timeout(&self.address, self.facts.prompt * 3) {

@@ -15,7 +15,7 @@ pub(super) const CASES: &[Case] = &[
         "c42",
         "Data Transfer that requests nothing",
         "3.1.5.8",
-        "sends CreditsRequested 0, which ends the connection, and 1 (case 42)",
+        "sends CreditsRequested 0, which ends the connection, and 1, which does not (case 42)",
         requests_nothing,
     ),
     Case::client(

@@ -28,7 +28,8 @@ pub(super) const CASES: &[Case] = &[
         "c3",
         "response with another version",
         "3.1.5.7",
-        "answers with NegotiatedVersion 0, 0x00FF, 0x0101 and 0xFFFF; terminated",
+        "answers with NegotiatedVersion 0, 0x00FF, 0x0101 and 0xFFFF; the client terminates the \
+         connection",
         other_version,
     ),
     Case::client(
@@ -42,37 +43,40 @@ pub(super) const CASES: &[Case] = &[
         "c5",
         "response with a small MaxReceiveSize",
         "3.1.5.7",
-        "answers with MaxReceiveSize 0 and 127, which end the connection, and 128 and 4294967295",
+        "answers with MaxReceiveSize 0 and 127, which end the connection, and with 128 and \
+         4294967295, which do not",
         small_max_receive_size,
     ),
     Case::client(
         "c6",
         "response with a small MaxFragmentedSize",
         "3.1.5.7",
-        "answers with MaxFragmentedSize 0 and 131071, which end the connection, and 131072 and \
-         4294967295",
+        "answers with MaxFragmentedSize 0 and 131071, which end the connection, and with 131072 \
+         and 4294967295, which do not",
         small_max_fragmented_size,
     ),
     Case::client(
         "c7",
         "response that grants nothing",
         "3.1.5.7",
-        "answers with CreditsGranted 0, which ends the connection, and 1",
+        "answers with CreditsGranted 0, which ends the connection, and with 1, which does not",
         grants_nothing,
     ),
     Case::client(
         "c8",
         "response that requests nothing",
         "3.1.5.7",
-        "answers with CreditsRequested 0, which ends the connection, and 1 and 65535",
+        "answers with CreditsRequested 0, which ends the connection, and with 1 and 65535, which \
+         do not",
         requests_nothing,
     ),
     Case::client(
         "c9",
         "response with a PreferredSendSize above the client's MaxReceiveSize",
         "3.1.5.7",
-        "answers with PreferredSendSize of a byte too many, which ends the connection, and 0, 127, \
-         128 and all that is allowed",
+        "answers with a PreferredSendSize one byte above the client's MaxReceiveSize and with \
+         4294967295, which end the connection, and with 0, 127, 128 and the largest permitted \
+         value",
         preferred_send_size,
     ),
     Case::client(
@@ -86,7 +90,8 @@ pub(super) const CASES: &[Case] = &[
         "c11",
         "response with a status",
         "3.1.5.7",
-        "answers with three NTSTATUS values, with valid and with zero fields; terminated",
+        "answers with three NTSTATUS values, with valid and with zero fields; the client \
+         terminates the connection",
         status,
     ),
     Case::client(

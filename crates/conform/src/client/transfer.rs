@@ -29,42 +29,48 @@ pub(super) const CASES: &[Case] = &[
         "c27",
         "DataOffset beyond the message",
         "3.1.5.8",
-        "sends DataOffset 32, 528 and 4294967288, and 24 in an empty message; terminated (case 27)",
+        "sends DataOffset 32, 528 and 4294967288, and 24 in an empty message; the client \
+         terminates the connection (case 27)",
         offset_beyond_message,
     ),
     Case::client(
         "c28",
         "DataLength beyond the message",
         "3.1.5.8",
-        "sends a DataLength of one more byte than there is, and 4294967295; terminated (case 28)",
+        "sends a DataLength of one byte more than the message has, and 4294967295; the client \
+         terminates the connection (case 28)",
         length_beyond_message,
     ),
     Case::client(
         "c29",
         "message longer than MaxReceiveSize",
         "3.1.5.9",
-        "sends a message of a byte more than the client's receives hold; terminated (case 29)",
+        "sends a message one byte longer than the client's receives, for which the client \
+         terminates the connection, and one of exactly their length, which is taken (case 29)",
         longer_than_max_receive_size,
     ),
     Case::client(
         "c30",
         "more than MaxFragmentedSize",
         "3.1.5.8",
-        "announces more bytes than the client reassembles; terminated (cases 30, 31)",
+        "announces a message longer than the client's MaxFragmentedSize; the client terminates \
+         the connection (cases 30, 31)",
         more_than_max_fragmented_size,
     ),
     Case::client(
         "c31",
         "exactly MaxFragmentedSize",
         "3.1.5.8",
-        "answers with as many bytes as the client reassembles, after an empty first segment",
+        "answers with exactly as many bytes as the client's MaxFragmentedSize, after an empty \
+         first segment; the answer is taken",
         exactly_max_fragmented_size,
     ),
     Case::client(
         "c32",
         "segments that do not continue the message",
         "3.1.5.8",
-        "sends second segments whose lengths do not fit the first; terminated (cases 32, 33)",
+        "sends second segments whose lengths do not fit the first; the client terminates the \
+         connection (cases 32, 33)",
         wrong_sequence,
     ),
     Case::client(

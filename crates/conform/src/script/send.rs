@@ -104,7 +104,7 @@ impl Script {
         Ok(())
     }
 
-    /// Sends a message in segments of 0, 128, 127 and so on to 1, 0, 1, 2 and so on bytes.
+    /// Sends a message in segments of 0 bytes, then of 128 down to 1, then of 0 up to 127, and so on.
     pub(crate) fn send_in_all_lengths(&mut self, message: &[u8]) -> Verdict {
         let mut rest = message;
         let down_and_up = [0].into_iter().chain((1..=128).rev()).chain(0..=127);

@@ -83,8 +83,8 @@ impl Script {
         if reply.len() < length {
             let has = reply.len();
             return skip(format!(
-                "the answer has to have {length} bytes and has {has}, as many as the client's \
-                 message"
+                "the case needs an answer of {length} bytes, but this upper layer answers with as \
+                 many bytes as the client sent, {has}"
             ));
         }
         Ok(reply)

@@ -215,8 +215,8 @@ fn consume_all_credit_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
     match (early, facts.allow(most)) {
         (Ok(()), _) => trial.serves(),
         (Err(Stop::Fail { .. }), Err(_)) => skip(format!(
-            "the server has no Send Credit Grant Timer of 5 s, which the specification does not \
-             demand; its keepalive is due after {} s",
+            "the server has no Send Credit Grant Timer of 5 s, and the specification requires none; \
+             its Idle Connection Timer ends the connection after {} s, longer than this run may wait",
             most.as_secs()
         )),
         (Err(Stop::Fail { .. }), Ok(())) => {

@@ -126,7 +126,8 @@ pub(super) const CASES: &[Case] = &[
         "m14b",
         "SmbdNegotiate_NegativeParameter_CreditsRequested, accepted values",
         "3.1.5.6",
-        "requests 1 and 65535 credits; the server grants at least one and no more than that",
+        "requests 1 and 65535 credits; the server grants at least one and at most as many as \
+         requested",
         credits_requested_accepted,
     ),
     case(

@@ -40,7 +40,8 @@ pub(super) const CASES: &[Case] = &[
         "m21",
         "SmbdDataTransfer_VariableLengthSegment",
         "3.1.5.8",
-        "sends 65536 bytes in segments of 0, 128, 127 and so on to 1, 0, 1, 2 and so on bytes",
+        "sends 65536 bytes, or the longest request, in segments of 0 bytes, then of 128 down to \
+         1, then of 0 up to 127, and so on; it is answered",
         variable_length_segment,
     ),
     case(
@@ -82,50 +83,56 @@ pub(super) const CASES: &[Case] = &[
         "m27",
         "SmbdDataTransfer_NegativeParameter_DataOffset_AgainstMessageLength",
         "3.1.5.8",
-        "sends DataOffset 32, 4294967288 and 4294967295, which leave the message; terminated",
+        "sends DataOffset 32, 4294967288 and 4294967295, with which the data ends beyond the \
+         message; the server terminates the connection",
         data_offset_against_message_length,
     ),
     case(
         "m28",
         "SmbdDataTransfer_NegativeParameter_DataLength_AgainstMessageLength",
         "3.1.5.8",
-        "sends a DataLength of one more byte than there is, and 4294967295; terminated",
+        "sends a DataLength of one byte more than the message has, and 4294967295; the server \
+         terminates the connection",
         data_length_against_message_length,
     ),
     case(
         "m29",
         "SmbdDataTransfer_NegativeParameter_DataLength_AgainstMaxReceiveSize",
         "3.1.5.9",
-        "sends a message of the server's MaxReceiveSize, and one of a byte more; terminated",
+        "sends a message of exactly the server's MaxReceiveSize, which is answered, and one that \
+         is a byte longer, for which the server terminates the connection",
         data_length_against_max_receive_size,
     ),
     case(
         "m30",
         "SmbdDataTransfer_NegativeParameter_AgainstMaxFragmentedSize",
         "3.1.5.8",
-        "sends a request of the server's MaxFragmentedSize, and begins one of a byte more; \
-         terminated",
+        "sends a request of exactly the server's MaxFragmentedSize, if the upper layer has one, \
+         and begins one that is a byte longer, for which the server terminates the connection",
         against_max_fragmented_size,
     ),
     case(
         "m31",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_AgainstMaxFragmentedSize",
         "3.1.5.8",
-        "sends an empty message with RemainingDataLength above MaxFragmentedSize; terminated",
+        "sends an empty message with a RemainingDataLength above the server's MaxFragmentedSize; \
+         the server terminates the connection",
         remaining_data_length_against_max_fragmented_size,
     ),
     case(
         "m32",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_Zero",
         "3.1.5.8",
-        "sends RemainingDataLength 0 in the second and in the ninth of ten segments; terminated",
+        "sends RemainingDataLength 0 in the second and in the ninth of ten segments; the server \
+         terminates the connection",
         remaining_data_length_zero,
     ),
     case(
         "m33",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_AgainstFragmentReassemblyRemaining",
         "3.1.5.8",
-        "sends a RemainingDataLength of one byte too many in the second segment; terminated",
+        "sends a RemainingDataLength that is one byte too large in the second segment; the server \
+         terminates the connection",
         remaining_data_length_against_reassembly,
     ),
 ];
