@@ -40,7 +40,7 @@ pub(crate) fn zeroed(length: usize) -> Option<BytesMut> {
         return Some(BytesMut::new());
     }
     let layout = Layout::array::<u8>(length).ok()?;
-    // SAFETY: the layout has a size. The vector gets memory of the global allocator with the layout of its
+    // SAFETY: the size of the layout is not 0. The vector gets memory of the global allocator with the layout of its
     // capacity, and zeros are initialised bytes.
     let memory = unsafe {
         let memory = alloc_zeroed(layout);

@@ -126,7 +126,8 @@ pub(crate) fn watch(
             () = over => {}
             _ = open.expired.wait() => {
                 if events.has_operations() {
-                    // The memory of the program may be used until the connection is over.
+                    // Until the connection is over, its operations may still access the program's memory, so it
+                    // is aborted.
                     connection.abort();
                 }
                 connection.closed().await;

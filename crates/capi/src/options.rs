@@ -34,9 +34,9 @@ pub struct smbdirect_option {
 /// A setting of the provider with the settings `T`.
 struct Entry<T> {
     name: &'static str,
-    /// What a value is, for the error about another one.
+    /// The values that are accepted, for the error message about any other value.
     values: &'static str,
-    /// Sets the value, or returns `None` if it is another one.
+    /// Sets the value, or returns `None` if it is not accepted.
     set: fn(&mut T, &str) -> Option<()>,
 }
 

@@ -38,7 +38,8 @@ impl smbdirect_connection {
         }
     }
 
-    /// Receives without waiting. The future stays, because one that is dropped would not wake the descriptor.
+    /// Receives without waiting. The future is kept for the next call, because a dropped future would not make the
+    /// descriptor readable when a message arrives.
     fn poll_receive(
         &self,
         connection: &Connection,

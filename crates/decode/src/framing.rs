@@ -336,8 +336,8 @@ fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
     }
 }
 
-/// Returns whether bytes look like the head of an FPDU, and whether they are hard to mistake for
-/// one; `None` if there are too few.
+/// Checks whether bytes can be the head of an FPDU. Returns `None` if there are too few of them, and `Some(None)`
+/// if they cannot be one. Otherwise returns whether other bytes are unlikely to look like this.
 fn plausible(bytes: &[u8]) -> Option<Option<bool>> {
     let (length, ulpdu) = bytes.split_first_chunk::<LENGTH_LENGTH>()?;
     let length = usize::from(u16::from_be_bytes(*length));

@@ -247,7 +247,7 @@ impl State {
         self.lost(side, sink);
     }
 
-    /// Returns whether FPDUs may be sent in this direction now.
+    /// Checks that an FPDU may be sent in this direction at this point.
     fn check_moment(&self, side: Side, faults: &mut Vec<Broken>) {
         let mut fault = |rule, how: &str| faults.push(broken(rule, how));
         let (this, other) = (&self.directions[side], &self.directions[!side]);
@@ -261,7 +261,7 @@ impl State {
             return;
         }
         if self.connection.initiator == Some(side) {
-            // The other direction is empty, and its bytes would have been captured.
+            // If the other direction was captured from its start and is still empty, the Reply has not been sent.
             if other.from_start && other.startup.is_none() && !other.has_fpdus && this.whole {
                 fault("MPA-06", "an FPDU before the Reply");
             }

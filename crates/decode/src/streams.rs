@@ -67,7 +67,7 @@ enum Upper {
 /// Most connections that are followed at the same time; beyond that, the connections without packets for longest
 /// are given up.
 const MAX_CONNECTIONS: usize = 2048;
-/// Number of connections without data at which giving up only such connections makes enough room.
+/// If at least this many connections have carried no data, only connections without data are given up.
 const MIN_ROOM: usize = 64;
 /// Most bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;

@@ -107,7 +107,7 @@ impl fmt::Debug for Listing {
 
 impl Listing {
     /// Returns the next entries, as many as one answer of the server has, in its order; `None` at the end. The
-    /// entries `.` and `..` are left out, so there can be none.
+    /// entries `.` and `..` are left out, so the list can be empty.
     ///
     /// # Errors
     /// The server refuses it, breaks the protocol or does not answer, or the connection ends.

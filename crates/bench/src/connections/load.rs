@@ -169,7 +169,8 @@ impl Many<'_> {
             connections: self.connections + 1,
             largest: LOADS[0].1,
             rdma,
-            // Reads have memory for each operation.
+            // Plain TCP needs a slot for each outstanding read. With SMB Direct only RDMA Writes use the
+            // slots, and one is enough for them here.
             slots: if rdma { 1 } else { self.choice.outstanding[0] },
         })
     }

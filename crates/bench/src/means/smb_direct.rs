@@ -472,7 +472,7 @@ pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> R
 /// sleep either.
 const BUSY_POLL_TIME: Duration = Duration::from_micros(30);
 
-/// Longest time of a burst.
+/// Runs `work`, and fails if it takes longer than [`BURST_TIMEOUT`].
 async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout(BURST_TIMEOUT, work).await {
         Ok(done) => done,
@@ -480,6 +480,7 @@ async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     }
 }
 
+/// Longest time of a burst.
 const BURST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Keeps the runtime from sleeping, so that it polls its sockets continuously.

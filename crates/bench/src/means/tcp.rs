@@ -194,7 +194,8 @@ fn read_exactly(mut stream: &TcpStream, buffer: &mut [u8], burst: &Burst) -> Res
     Ok(())
 }
 
-/// Repeats a system call until it did something; it blocks unless the ends busy-poll.
+/// Repeats a system call that a signal interrupted and, if the ends busy-poll, one that would block. If they do
+/// not busy-poll, the call itself blocks.
 fn again(burst: &Burst, mut call: impl FnMut() -> io::Result<usize>) -> Result<usize> {
     let mut turns = 0_u32;
     let mut since = None;

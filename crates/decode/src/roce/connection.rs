@@ -46,7 +46,7 @@ pub(super) struct Connection {
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
     directions: PerSide<DirectionState>,
-    /// The payload bytes of a packet that is not the last of its message, if they are known.
+    /// The number of payload bytes in each packet that is not the last of its message, if it is known.
     mtu: Option<u32>,
 }
 

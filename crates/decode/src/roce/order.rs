@@ -29,7 +29,8 @@ pub(super) struct Requests {
     base: Option<Psn>,
     /// The index of the next request.
     next: i64,
-    /// The number of indices after `next` that the next request may also have.
+    /// How far beyond `next` the index of the next request can be, while it is not known how many packets a Read
+    /// response takes.
     slack: i64,
     /// The index after the last packet that the peer has acknowledged.
     acknowledged: i64,

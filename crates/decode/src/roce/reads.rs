@@ -51,8 +51,8 @@ pub(super) enum Response {
 const MAX_READS: usize = 256;
 /// Packets of the connection for which the missing packets of a response may be late.
 const LATE_PACKETS: u32 = 64;
-/// The same number, if the requester has asked for the packets again. The responder may have other responses to
-/// send first.
+/// Packets of the connection for which the missing packets of a response may be late once the requester has asked
+/// for them again. The responder may have other responses to send first.
 const ASKED_AGAIN_PACKETS: u32 = 4096;
 
 impl Reads {

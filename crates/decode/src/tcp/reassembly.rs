@@ -55,7 +55,8 @@ pub(super) struct Held {
     pub(super) missing: u32,
     pub(super) acknowledged: Option<u32>,
     pub(super) position: Position,
-    /// The number of the packet in the connection; `None` if another copy need not be waited for.
+    /// The number of the packet within the connection, as long as another copy may still bring the missing bytes;
+    /// `None` once another copy is no longer waited for.
     pub(super) number: Option<u64>,
     /// Number of packets of the peer before it.
     pub(super) heard: u64,
@@ -236,7 +237,7 @@ impl Reassembly {
         before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > offset)
     }
 
-    /// Discards the waiting bytes from this offset on.
+    /// Discards the waiting pieces that begin at this offset or after it.
     pub(super) fn forget_from(&mut self, at: i64) {
         let forgotten = self.held.split_off(&at);
         let bytes = forgotten.values().map(|held| held.bytes.len());
