@@ -49,7 +49,7 @@ pub(super) struct Traffic {
 #[derive(Debug, Default)]
 struct Forwarded {
     messages: AtomicU64,
-    /// Bytes of messages, with the data that moved by RDMA.
+    /// Bytes of messages, including the data that moved by RDMA.
     bytes: AtomicU64,
     /// Messages that are neither a request with an answer nor a final answer: CANCEL, interim answers, notifications.
     unpaired: AtomicU64,
@@ -84,7 +84,7 @@ impl SessionTraffic<'_> {
         }
     }
 
-    /// Counts a message by its length as forwarded, with the data that moved by RDMA for it.
+    /// Counts a message by its length as forwarded, including the data that moved by RDMA for it.
     pub(super) fn forwarded(self, direction: Direction, length: usize) {
         for traffic in [self.session, self.all] {
             let forwarded = traffic.in_direction(direction);
@@ -200,7 +200,7 @@ impl Traffic {
             ),
             labelled(
                 "smbdirect_gateway_bytes_total",
-                "Bytes forwarded, by direction, with the data that moved by RDMA.",
+                "Bytes forwarded, by direction, including the data that moved by RDMA.",
                 "direction",
                 directions(&self.to_server.bytes, &self.to_client.bytes),
             ),

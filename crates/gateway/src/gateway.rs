@@ -144,8 +144,7 @@ async fn drain(
         tokio::select! {
             done = timeout(limit, all) => if done.is_err() {
                 let open = service.counters.open.load(Relaxed);
-                let open = text::plural(open, "session");
-                warn!("{open} with unanswered requests end after the drain timeout");
+                warn!("the drain timeout has passed; sessions that end with unanswered requests: {open}");
             },
             () = urgent => {}
         }

@@ -68,7 +68,8 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Takes the next `length` bytes as one piece: at most a few KiB if they are still arriving.
+    /// Takes the next `length` bytes in one piece. Of a message that is still arriving, the caller may ask for a
+    /// few KiB at most, because all of them are buffered first.
     pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Stop> {
         match &mut self.content {
             Content::Whole(message, _) => Ok(message.copy_to_bytes(length)),

@@ -42,13 +42,13 @@ pub(super) enum Fault {
     #[error("it hung up in the middle of a message")]
     CutOff,
     /// The rest of a message did not arrive within the stall limit.
-    #[error("it stopped in the middle of a message for {}", text::time(*.0))]
+    #[error("it has sent nothing for {} in the middle of a message", text::time(*.0))]
     Unfinished(Duration),
     /// The peer accepted no data within the stall limit.
     #[error("it accepted no data for {}", text::time(*.0))]
     NotTaking(Duration),
     /// A message is longer than the other side accepts.
-    #[error("a message of {length} bytes, the other side takes at most {most}")]
+    #[error("a message of {length} bytes is too long: the other side takes at most {most}")]
     TooLong {
         /// Length of the message in bytes.
         length: usize,
@@ -120,7 +120,8 @@ impl Source {
         self.remaining
     }
 
-    /// Takes the next `length` bytes of the message, at most a few KiB, as one piece.
+    /// Takes the next `length` bytes of the message in one piece. The caller may ask for a few KiB at most, because
+    /// all of them are buffered first.
     pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
         self.buffered(length).await?;
         self.remaining -= length;

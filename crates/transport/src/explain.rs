@@ -115,8 +115,8 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
                     address.ip()
                 ),
                 ProviderErrorKind::TimedOut => anyhow!(
-                    "{address} did not answer by RDMA: {what}; is there an adapter of the same \
-                     kind, and the same network?"
+                    "{address} did not answer by RDMA: {what}; check that it has an adapter of the \
+                     same kind in the same network"
                 ),
                 _ => explain_provider(error, address),
             }
@@ -232,8 +232,8 @@ pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) ->
     // Of the errors of RoCE in software, only the error of the UDP port comes from the operating system.
     if kind == Kind::Roce && error.kind == ProviderErrorKind::InUse && cause.is_some() {
         let text = format!(
-            "cannot listen on {address}: {text}; stop that, or remove the rxe device (rdma link delete) if \
-             it is one; or listen on one address each, or on another UDP port at both ends"
+            "cannot listen on {address}: {text}; stop that program, or remove the rxe device with \
+             `rdma link delete`; or let both listen on different addresses, or use another UDP port at both ends"
         );
         return Curable::error(Setting::UdpPort, text);
     }

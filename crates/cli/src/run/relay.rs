@@ -132,7 +132,7 @@ async fn next_message(socket: &mut BufReader<OwnedReadHalf>, most: u32) -> Resul
         let length = frame::message_length(header)?;
         ensure!(
             length <= most,
-            "a message of {length} bytes, the server takes at most {most}"
+            "a message of {length} bytes is too long: the server takes at most {most}"
         );
         if length > 0 {
             let length = length as usize;

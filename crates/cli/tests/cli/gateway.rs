@@ -228,7 +228,7 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
         }
         assert_eq!(
             ended(&mut gateway),
-            "client: a message of 131073 bytes, the other side takes at most 131072; have the server \
+            "client: a message of 131073 bytes is too long: the other side takes at most 131072; have the server \
              offer less (ksmbd: `smb2 max write` = 65536)"
         );
         assert_eq!(client.receive().await, None);
@@ -345,7 +345,7 @@ async fn stalled_peers_time_out() {
         client.stream().write_all(half).await.unwrap();
         assert_eq!(
             ended(&mut gateway),
-            "client: it stopped in the middle of a message for 200 ms"
+            "client: it has sent nothing for 200 ms in the middle of a message"
         );
         assert_eq!(client.receive().await, None);
         assert_eq!(server.receive().await, None);

@@ -578,7 +578,7 @@ async fn a_message_that_the_client_cannot_take_ends_its_connection() {
     server.receive().await.unwrap();
     server.send(&read_answer(2, &data, 0)).await;
     let ended = super::ended(&mut gateway);
-    let says = "server: a message of 200080 bytes, the other side takes at most 131072; have the \
+    let says = "server: a message of 200080 bytes is too long: the other side takes at most 131072; have the \
                 client ask for less";
     assert!(ended.starts_with(says), "{ended}");
 }

@@ -398,7 +398,7 @@ async fn announced_messages_that_do_not_come_cost_little_and_end() {
             let closed = event(&mut gateway, "closed");
             assert_eq!(
                 closed["ended"],
-                "client: it stopped in the middle of a message for 2.00 s"
+                "client: it has sent nothing for 2.00 s in the middle of a message"
             );
         }
         bound.check(&gateway);
