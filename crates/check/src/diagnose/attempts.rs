@@ -35,8 +35,8 @@ pub(super) fn step(attempt: &Attempt, remote: &Remote) -> Step {
 fn worked(attempt: &Attempt, reached: &Reached) -> Step {
     let name = name(attempt);
     let round_trip = match reached.round_trip {
-        Some(time) => format!(", keepalive {}", text::time(time)),
-        None => ", no answer to a keepalive".into(),
+        Some(time) => format!("; keepalive answered in {}", text::time(time)),
+        None => "; no answer to a keepalive".into(),
     };
     let Reached {
         max_send_size,
@@ -46,8 +46,8 @@ fn worked(attempt: &Attempt, reached: &Reached) -> Step {
         ..
     } = reached;
     let evidence = format!(
-        "SMB Direct 1.0 by {}: sends {max_send_size}, receives {max_receive_size}, messages \
-         {max_fragmented_send_size}, RDMA {max_read_write_size} bytes{round_trip}",
+        "SMB Direct 1.0 by {}; maximum bytes: send {max_send_size}, receive {max_receive_size}, message \
+         {max_fragmented_send_size}, RDMA transfer {max_read_write_size}{round_trip}",
         attempt.by
     );
     let expected = attempt.fabric.port();
@@ -120,11 +120,11 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
             let cause = match fault {
                 AttemptFault::Silent(_) => {
                     "the RDMA connection is established, but the negotiation of SMB Direct got no answer: \
-                     another RDMA service, or a server that is stuck"
+                     it is another RDMA service, or the server hangs"
                 }
                 _ => {
                     "the server ended the RDMA connection during the negotiation of SMB Direct: \
-                     another RDMA service, or a server that stops"
+                     it is another RDMA service, or the server is shutting down"
                 }
             };
             let evidence = format!("by {by}: {why}");
@@ -206,7 +206,9 @@ fn dropped(name: String, attempt: &Attempt) -> Step {
         _ => "no answer to RDMA CM",
     };
     let cause = match attempt.fabric {
-        Fabric::Iwarp => "a firewall drops the packets to this port: the server answers on others",
+        Fabric::Iwarp => {
+            "the server answers on other ports, so a firewall drops the packets to this one"
+        }
         _ => {
             "a firewall drops RoCE (UDP port 4791), or the server has no RDMA adapter in this \
               network"
@@ -283,7 +285,7 @@ fn rejected(name: String, attempt: &Attempt, why: &str, remote: &Remote) -> Step
     match attempt.fabric {
         Fabric::Iwarp => {
             let cause = "the iWARP listener refused the connection before SMB Direct began: it has \
-                         enough connections, or wants other MPA options";
+                         reached its limit of connections, or needs other MPA options";
             Step::fault(name, format!("MPA: {why}"), Fault::MpaRefused, cause).cure(
                 RunOn::Here,
                 format!(
@@ -293,7 +295,8 @@ fn rejected(name: String, attempt: &Attempt, why: &str, remote: &Remote) -> Step
             )
         }
         _ => {
-            let cause = "the listener refused the RDMA connection: other limits, or no receives";
+            let cause = "the listener refused the RDMA connection: it does not accept the limits of this \
+                         end, or had no receive posted";
             Step::fault(name, format!("RDMA CM: {why}"), Fault::CmRefused, cause).cure(
                 RunOn::ServerLinux,
                 "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",

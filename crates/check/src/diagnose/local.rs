@@ -85,8 +85,8 @@ fn kernel_client(machine: &Machine) -> Step {
         ),
         Setting::Unknown => Step::unknown(
             NAME,
-            "no configuration in /proc/config.gz, /boot or /lib/modules; `modprobe cifs` lets \
-             /proc/fs/cifs/DebugData tell",
+            "there is no kernel configuration in /proc/config.gz, /boot or /lib/modules; after \
+             `modprobe cifs`, /proc/fs/cifs/DebugData shows whether the client has SMB Direct",
         ),
     }
 }
@@ -103,10 +103,10 @@ pub(super) fn has_client(kernel: &Kernel, client: &Client) -> Setting {
 
 const fn word(module: Module) -> &'static str {
     match module {
-        Module::Present => "there",
+        Module::Present => "present",
         Module::Loadable => "a module that a mount loads",
         Module::Missing => "missing",
-        Module::Unknown => "not found out",
+        Module::Unknown => "in an unknown state",
     }
 }
 
@@ -140,7 +140,7 @@ fn no_core(kernel: &Kernel) -> Step {
     const NAME: &str = "RDMA";
     match kernel.ib_core {
         Module::Loadable => {
-            let cause = "ib_core is not loaded, and with it no RDMA device";
+            let cause = "ib_core is not loaded, so there is no RDMA device";
             let evidence = "ib_core is a module, and not loaded";
             Step::fault(NAME, evidence, Fault::NoRdmaCore, cause)
                 .cure(RunOn::Here, "sudo modprobe ib_core && sudo modprobe rdma_cm && sudo modprobe rdma_ucm && sudo modprobe ib_uverbs")
@@ -157,8 +157,7 @@ fn no_core(kernel: &Kernel) -> Step {
             )
         }
         _ => {
-            let cause =
-                "no RDMA device: ib_core is not loaded, and no file tells whether there is one";
+            let cause = "ib_core is not loaded, so there is no RDMA device; it is unknown whether the kernel has that module";
             let evidence = "there is no /sys/class/infiniband";
             Step::fault(NAME, evidence, Fault::NoRdmaCore, cause)
                 .cure(RunOn::Here, "sudo modprobe ib_core")
@@ -388,7 +387,7 @@ fn not_started(machine: &Machine) -> Step {
         .cure(RunOn::Here, PORT_OWNER)
         .cure(
             RunOn::Here,
-            "sudo reboot    # then: the kernel keeps the port, and a restart of ksmbd does not help",
+            "sudo reboot    # after that: until a reboot the kernel keeps the port, and restarting ksmbd does not help",
         )
 }
 

@@ -90,7 +90,7 @@ fn over_rdma(mount: &Mount) -> Step {
             connection.max_read_write_size?,
         );
         Some(format!(
-            ", messages to {message} bytes, RDMA transfers to {transfer}"
+            "; messages of up to {message} bytes, RDMA transfers of up to {transfer} bytes"
         ))
     });
     Step::ok(&*mount.directory, evidence + &sizes.unwrap_or_default())
@@ -191,8 +191,8 @@ fn protection(mount: &Mount) -> Option<Step> {
         (false, false) => return None,
     };
     let cause = format!(
-        "the session {what}, and then the Linux client moves all data in messages, never by RDMA \
-         Read and Write"
+        "the session {what}, so the Linux client moves all data in messages instead of by RDMA Read \
+         and Write"
     );
     let asked = match (mount.has(option), fault) {
         (true, _) => format!("mounted with `{option}`"),

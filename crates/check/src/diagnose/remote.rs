@@ -50,8 +50,7 @@ fn name(remote: &Remote) -> Step {
             }
         }
         Err(why) => {
-            let cause = "the name has no address here: a typing error, or a DNS that does not know \
-                         it";
+            let cause = "the name has no address here: it is misspelled, or the DNS server does not know it";
             Step::fault(NAME, why.clone(), Fault::NameUnknown, cause).cure(
                 RunOn::Here,
                 format!("getent hosts {host}; cat /etc/resolv.conf"),
@@ -131,12 +130,14 @@ fn mtu(route: &Route, path: &Path, remote: &Remote) -> Option<Step> {
         let cause = "packets of this interface's MTU are lost on the way: a switch or the server \
                      has a smaller one. Connections open, and stall at the first large transfer";
         let known = path.known_mtu.filter(|&known| known < mtu);
-        let known = known.map_or_else(String::new, |known| format!("; the path has {known}"));
+        let known = known.map_or_else(String::new, |known| {
+            format!("; the MTU of the path is {known}")
+        });
         let size = mtu.saturating_sub(28);
         return Some(
             Step::fault(
                 NAME,
-                format!("an echo of {mtu} bytes is not answered, a short one is{known}"),
+                format!("an ICMP echo of {mtu} bytes is not answered, but a short one is{known}"),
                 Fault::MtuDiffers,
                 cause,
             )

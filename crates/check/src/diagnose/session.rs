@@ -78,8 +78,8 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
     let list = match session.interfaces.as_ref()? {
         Ok(list) => list,
         Err(why) => {
-            let cause = "the server does not list its interfaces, because multichannel is turned off there; \
-                         Windows clients then never try SMB Direct";
+            let cause = "the server does not list its interfaces, because multichannel is turned off there, \
+                         so Windows clients never try SMB Direct";
             let evidence = format!("FSCTL_QUERY_NETWORK_INTERFACE_INFO: {why}");
             let step = Step::warning(NAME, evidence, Fault::MultichannelOff, cause);
             return Some(with_multichannel(step));
@@ -93,7 +93,7 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
     };
     if !list.iter().any(|each| each.is_rdma) {
         let cause = "no interface is RDMA_CAPABLE, so Windows clients never try SMB Direct: the \
-                     server knows no RDMA device for them (bridges, VLANs and bonds hide it)";
+                     server knows no RDMA device behind its interfaces (a bridge, VLAN or bond can hide it)";
         return Some(
             Step::warning(NAME, evidence, Fault::NotRdmaCapable, cause)
                 .cure(RunOn::ServerLinux, "rdma link    # the netdev of the RDMA device needs the address that clients use")
@@ -128,8 +128,9 @@ fn describe(interface: &ServerInterface) -> String {
 }
 
 fn encryption(evidence: &str) -> Step {
-    let cause = "Linux, and Windows before Server 2022 and Windows 11, then move data in messages, \
-                 never by RDMA Read and Write; later Windows encrypts what RDMA moves";
+    let cause = "with encryption, clients on Linux and on Windows before Windows 11 and Server 2022 move data \
+                 in messages instead of by RDMA Read and Write; newer Windows still uses RDMA, and encrypts \
+                 the data";
     without_protection(
         Step::warning("encryption", evidence, Fault::Encryption, cause),
         Fault::Encryption,
@@ -139,8 +140,8 @@ fn encryption(evidence: &str) -> Step {
 /// Returns a warning if the server requires signing.
 pub(super) fn signing(smb: &Smb) -> Option<Step> {
     smb.signing_required.then(|| {
-        let cause = "Linux, and Windows before Server 2022, then move data in messages, never by RDMA \
-                     Read and Write";
+        let cause = "with signing, clients on Linux and on Windows before Server 2022 move data in messages \
+                     instead of by RDMA Read and Write";
         without_protection(
             Step::warning(
                 "signing",

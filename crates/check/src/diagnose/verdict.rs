@@ -109,7 +109,7 @@ fn of_remote(remote: &Remote, facts: &Facts, sections: &[Section]) -> (Outcome, 
 /// Returns how much a fault explains. A fault explains more, the later the step at which the attempt failed. Of
 /// two refusals the verdict uses the last, which comes from iWARP.
 fn weight(step: &Step) -> u8 {
-    // Most servers without RoCE refuse or drop it, which explains nothing.
+    // Most servers without RoCE refuse or drop an attempt over RoCE, so such a failure explains nothing.
     let is_iwarp = matches!(step.attempt, Some((Fabric::Iwarp, _)));
     let nothing_listens = matches!(step.attempt, Some((_, AttemptFault::Refused)));
     match step.fault {

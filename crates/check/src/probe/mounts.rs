@@ -21,7 +21,8 @@ pub(super) fn read(root: &Root) -> Client {
                     .iter()
                     .any(|share| share.eq_ignore_ascii_case(&wanted))
         });
-        // Two mounts of a share can have different connections; an encrypted one is recognised.
+        // A share can be mounted twice, over different connections. The connection whose encryption matches this
+        // mount is taken.
         let candidates: Vec<_> = with_share.collect();
         let same_protection = candidates
             .iter()

@@ -42,7 +42,7 @@ fn print_step(step: &Step, report: &Report) {
             .fault
             .map_or_else(String::new, |fault: Fault| format!(" [{}]", fault.slug()));
         report.line(format_args!(
-            "{indent}because {}{}",
+            "{indent}{}{}",
             printable(cause),
             style.dim(&slug)
         ));
