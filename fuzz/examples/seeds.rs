@@ -18,7 +18,7 @@ use smbdirect_test::{
     messages,
 };
 
-/// Most bytes of a stream in a seed. The rest adds nothing new.
+/// Maximum number of bytes of a stream in a seed. The rest adds nothing new.
 const STREAM_SEED_BYTES: usize = 1500;
 /// Length of the longest seed for the decoders in bytes.
 const MESSAGE_SEED_BYTES: usize = 200;
@@ -27,7 +27,7 @@ const CAPTURE_SEED_BYTES: usize = 2000;
 
 /// Length of the longest SMB2 message that is used as a seed in bytes.
 const SMB2_SEED_BYTES: usize = 400;
-/// Most bytes of messages in a seed of `gateway_translation`.
+/// Maximum number of bytes of messages in a seed of `gateway_translation`.
 const EXCHANGE_SEED_BYTES: usize = 1200;
 
 fn main() -> io::Result<()> {

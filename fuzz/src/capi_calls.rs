@@ -22,7 +22,7 @@ use smbdirect_capi::{
 
 use crate::input::Input;
 
-/// Most calls of one input, because each may take milliseconds.
+/// Maximum number of calls of one input, because each may take milliseconds.
 const MAX_CALLS: usize = 300;
 /// Number of handles of each kind.
 const SLOTS: usize = 3;

@@ -15,7 +15,7 @@ use crate::input::Input;
 
 /// Length of the longest message in bytes. SMB over TCP has three bytes for it.
 const MAX_MESSAGE: usize = 0x00ff_ffff;
-/// Most requests with a channel that wait for a response.
+/// Maximum number of requests with a channel that wait for a response.
 const MAX_PENDING: usize = 8192;
 
 /// A request of a client with RDMA.

@@ -8,7 +8,7 @@ use smbdirect::rdma::{
 
 use crate::input::Input;
 
-/// Most buffers registered at a time, because each operation searches the whole list.
+/// Maximum number of buffers registered at a time, because each operation searches the whole list.
 const MAX_REGIONS: usize = 16;
 /// Length of the longest buffer in bytes.
 const MAX_LENGTH: usize = 2000;

@@ -26,9 +26,9 @@ use self::{
 };
 use crate::input::Input;
 
-/// Most outstanding work requests, and most registered buffers. More would only be slower.
+/// Maximum number of outstanding work requests, and of registered buffers. More would only be slower.
 const MAX_WAITING: usize = 24;
-/// Most bytes in outstanding work.
+/// Maximum number of bytes in outstanding work.
 const MAX_WAITING_BYTES: usize = 300_000;
 
 /// Runs the operations that `data` encodes.

@@ -26,13 +26,13 @@ use crate::input::Input;
 
 /// The port that both endpoints listen on.
 const PORT: u16 = 445;
-/// Most datagrams that are kept, most connections that one end begins, and most datagrams of one call.
+/// Maximum number of datagrams that are kept, of connections that one end begins, and of datagrams of one call.
 /// More would only be slower.
 const MAX_KEPT: usize = 48;
 const MAX_BEGUN: usize = 6;
 const MAX_SEGMENTS: usize = 4;
 const MAX_HALF_OPEN: usize = 4;
-/// Most steps until nothing is left at the end.
+/// Maximum number of steps until nothing is left at the end.
 const MAX_LAST_STEPS: usize = 4000;
 
 /// Runs the operations that `data` encodes.

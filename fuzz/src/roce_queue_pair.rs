@@ -20,7 +20,7 @@ use smbdirect::rdma::{
 
 use crate::input::Input;
 
-/// Most outstanding work requests, most registered buffers, and most packets that are polled at a
+/// Maximum number of outstanding work requests, of registered buffers, and of packets that are polled at a
 /// time. More would only be slower.
 const MAX_WAITING: usize = 24;
 /// The path MTU in bytes.

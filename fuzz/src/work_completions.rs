@@ -7,7 +7,7 @@ use smbdirect_verbs::{
 
 use crate::input::Input;
 
-/// Most work requests posted at a time, so that a search of the list stays short.
+/// Maximum number of work requests posted at a time, so that a search of the list stays short.
 const MAX_POSTED: usize = 64;
 
 /// Applies the same operations to a ledger and to a list, and compares them.

@@ -161,7 +161,7 @@ pub struct EndSettings {
     pub adapters: Option<Arc<dyn Provider>>,
     /// The state that both ends share; `None` if the other end is another process.
     pub in_process: Option<Arc<InProcess>>,
-    /// Most connections of a link.
+    /// Maximum number of connections of a link.
     pub max_connections: u32,
 }
 
@@ -514,10 +514,10 @@ pub fn start_far_thread(setting: &EndSettings) -> Result<(SocketAddr, Arc<InProc
     Ok((address, shared))
 }
 
-/// Most links that one peer may have at the same time.
+/// Maximum number of links that one peer may have at the same time.
 const MAX_LINKS: usize = 256;
 
-/// Most bytes that the links of one peer may take.
+/// Maximum number of bytes that the links of one peer may take.
 const MAX_MEMORY_BYTES: u64 = 4 << 30;
 
 /// Returns about how many bytes a link takes: for each connection the buffers to send, read and

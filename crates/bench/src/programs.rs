@@ -31,7 +31,7 @@ pub struct Programs {
 const RUN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for a server to start listening.
 const SERVER_START_TIME: Duration = Duration::from_millis(150);
-/// Most attempts of one run.
+/// Maximum number of attempts of one run.
 const ATTEMPTS: u32 = 3;
 /// Fewest messages of a run.
 const MIN_MESSAGES: u64 = 10;

@@ -55,9 +55,9 @@ pub struct Smb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// Messages, one by one call.
+    /// Messages, one per call.
     Send,
-    /// Sends, several messages by one call.
+    /// Sends, several messages per call.
     Batch,
     /// RDMA Writes.
     Write,
@@ -89,7 +89,7 @@ pub(crate) struct Burst {
     pub(crate) size: u32,
     /// Messages, operations or round trips of each connection.
     pub(crate) count: u64,
-    /// Most operations that have been started and are not done.
+    /// Maximum number of operations that have been started and are not done.
     pub(crate) outstanding: u32,
     /// Whether both ends are active.
     pub(crate) both: bool,
@@ -171,11 +171,11 @@ impl Sample {
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE_BYTES: u32 = 8 << 20;
-/// Most operations of a connection that have been started and are not done.
+/// Maximum number of operations of a connection that have been started and are not done.
 pub(crate) const MAX_OUTSTANDING: u32 = 1024;
 /// Longest request in bytes.
 pub(crate) const MAX_REQUEST_BYTES: u32 = 64 << 10;
-/// Most messages of a burst.
+/// Maximum number of messages of a burst.
 pub(crate) const MAX_BURST_MESSAGES: u64 = 1 << 32;
-/// Most round trips of a burst; the duration of each one is kept.
+/// Maximum number of round trips of a burst; the duration of each one is kept.
 pub(crate) const MAX_BURST_ROUND_TRIPS: u64 = 1 << 20;

@@ -16,7 +16,7 @@ use libc::iovec;
 
 use crate::status::Failure;
 
-/// Most parts of a message or buffer descriptors in one call.
+/// Maximum number of parts of a message or buffer descriptors in one call.
 const MAX_PARTS: usize = 1024;
 
 /// The distance between two handles.

@@ -150,7 +150,7 @@ impl Case {
     }
 }
 
-/// Most connections that a client may leave unused before a step of a case, and the case, fails.
+/// Maximum number of connections that a client may leave unused before a step of a case, and the case, fails.
 const MAX_UNUSED: usize = 8;
 
 /// A server, during a case.

@@ -60,9 +60,9 @@ pub(crate) struct Script {
     arrived: VecDeque<Transfer>,
     /// Bytes that are missing from the current message of the peer.
     remaining: u32,
-    /// Most credits that the peer is given.
+    /// Maximum number of credits that the peer is given.
     pub(crate) receive_credit_max: u32,
-    /// Most credits that the peer may give, apart from the rules for the last credit.
+    /// Maximum number of credits that the peer may give, apart from the rules for the last credit.
     pub(crate) most_credits: u32,
     /// A keepalive is unanswered; its answer may be an empty message without a grant.
     asked: bool,
@@ -72,7 +72,7 @@ pub(crate) struct Script {
     answering: Box<dyn Answering>,
 }
 
-/// Most messages that a peer may send after an attack.
+/// Maximum number of messages that a peer may send after an attack.
 const MAX_DRAINED: usize = 1000;
 
 impl Script {

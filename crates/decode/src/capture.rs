@@ -98,7 +98,7 @@ struct Section {
 
 struct Interface {
     link: u32,
-    /// Most bytes of a packet; 0 if there is no limit.
+    /// Maximum number of bytes of a packet; 0 if there is no limit.
     snap_length: u32,
     units_per_second: u128,
     /// Seconds to add to each timestamp.
@@ -116,11 +116,11 @@ struct Found {
 /// The length of a record and the packet in it; `None` if the buffer does not have all of it.
 type Record = Result<Option<(usize, Option<Found>)>, &'static str>;
 
-/// Most bytes of a record that is kept: packets of 64 KiB and more with their options.
+/// Maximum number of bytes of a record that is kept: packets of 64 KiB and more with their options.
 const MAX_RECORD_BYTES: usize = 16 << 20;
-/// Most bytes of one read.
+/// Maximum number of bytes of one read.
 const READ_BYTES: usize = 256 << 10;
-/// Most interfaces of a section. A file that was merged from others can have one for each packet.
+/// Maximum number of interfaces of a section. A file that was merged from others can have one for each packet.
 const MAX_INTERFACES: usize = 1 << 20;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];

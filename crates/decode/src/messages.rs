@@ -89,7 +89,7 @@ struct Placing {
     whole: bool,
 }
 
-/// Most bytes that are kept of a Send: headers, and the beginning of the payload.
+/// Maximum number of bytes that are kept of a Send: headers, and the beginning of the payload.
 const MAX_HEAD_BYTES: usize = 4096;
 /// Most Reads outstanding in one direction, the largest depth of 14 bits.
 const MAX_READS: usize = 1 << 14;

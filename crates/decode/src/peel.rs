@@ -22,7 +22,7 @@ pub(super) enum Core<'a> {
 
 /// The name of packets over UDP that are not understood, which every capture may have.
 pub const OTHER_UDP: &str = "UDP port";
-/// Most headers that are peeled, without the transport layer.
+/// Maximum number of headers that are peeled, without the transport layer.
 const MAX_HEADERS: usize = 32;
 
 /// The next header.

@@ -10,7 +10,7 @@ use super::event::{Event, EventKind, Sender, broken};
 
 /// The Send Credit Grant Timer of Windows.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most streams that are watched at the same time.
+/// Maximum number of streams that are watched at the same time.
 const MAX_STREAMS: usize = 2048;
 
 /// Watches the credits of all streams, over iWARP and over RoCE.

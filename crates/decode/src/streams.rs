@@ -64,12 +64,12 @@ enum Upper {
     Nothing,
 }
 
-/// Most connections that are followed at the same time; beyond that, the connections without packets for longest
-/// are given up.
+/// Maximum number of connections that are followed at the same time; beyond that, the connections without packets
+/// for longest are given up.
 const MAX_CONNECTIONS: usize = 2048;
 /// If at least this many connections have carried no data, only connections without data are given up.
 const MIN_ROOM: usize = 64;
-/// Most bytes of all streams that wait for missing bytes.
+/// Maximum number of bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 /// The port of SMB Direct over iWARP.
 pub(crate) const PORT: u16 = 5445;

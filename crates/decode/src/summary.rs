@@ -94,7 +94,7 @@ pub struct BrokenRule {
     pub by: Sender,
 }
 
-/// Most streams that the summary lists; a hostile capture can have any number of them.
+/// Maximum number of streams that the summary lists; a hostile capture can have any number of them.
 pub const MAX_SUMMARISED: usize = 1000;
 
 impl Summary {

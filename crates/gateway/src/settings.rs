@@ -24,7 +24,7 @@ pub struct Settings {
     pub config: Config,
     /// Longest time for connecting to the server.
     pub connect_timeout: Duration,
-    /// Most memory in bytes: half of it for the buffers of connections, a quarter for requests and a quarter for
+    /// Maximum memory in bytes: half of it for the buffers of connections, a quarter for requests and a quarter for
     /// answers in flight.
     pub memory: u64,
 }

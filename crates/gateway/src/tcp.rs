@@ -52,7 +52,7 @@ pub(super) enum Fault {
     TooLong {
         /// Length of the message in bytes.
         length: usize,
-        /// Most bytes that the other side accepts.
+        /// Maximum number of bytes that the other side accepts.
         most: u32,
     },
     /// The peer does not send frames of SMB over TCP.

@@ -70,7 +70,7 @@ pub enum Refusal {
     TooLong {
         /// Bytes of the message that the server would get.
         length: u64,
-        /// Most bytes of a message.
+        /// Maximum number of bytes of a message.
         most: u32,
     },
     /// A compound has more requests with a channel, or more descriptors, than can be recorded.

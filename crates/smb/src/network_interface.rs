@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Most interfaces that are decoded; a server has a few.
+/// Maximum number of interfaces that are decoded; a server has a few.
 const MAX_INTERFACES: usize = 256;
 /// Bytes of the longest list that is decoded.
 pub const MAX_LIST_BYTES: usize = MAX_INTERFACES * NetworkInterface::LENGTH;

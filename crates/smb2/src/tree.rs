@@ -50,9 +50,9 @@ struct Inner {
     refused: AtomicBool,
     /// The session encrypts, perhaps since another share was connected.
     encrypts: Arc<AtomicBool>,
-    /// Most bytes of a READ or WRITE by RDMA.
+    /// Maximum number of bytes of a READ or WRITE by RDMA.
     rdma_bytes: usize,
-    /// Most bytes of a READ or WRITE with the data in the message.
+    /// Maximum number of bytes of a READ or WRITE with the data in the message.
     message_bytes: usize,
 }
 

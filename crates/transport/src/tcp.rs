@@ -19,7 +19,7 @@ use crate::{
     text,
 };
 
-/// Most connections that wait to be accepted, as tokio has.
+/// Maximum number of connections that wait to be accepted, as tokio has.
 const BACKLOG: u32 = 1024;
 
 /// Congestion control without pacing, for connections within this machine.

@@ -279,7 +279,7 @@ impl Drop for Window {
 const MIN_SLOT_BYTES: usize = 256;
 /// Fewest bytes that the pool registers in one call.
 const MIN_REGION_BYTES: usize = 64 << 10;
-/// Most bytes that the pool registers in one call, unless a single buffer is larger.
+/// Maximum number of bytes that the pool registers in one call, unless a single buffer is larger.
 const MAX_REGION_BYTES: usize = 1 << 20;
 /// Buffers of one size that can be on loan to the receiver of messages. Further messages are copied,
 /// so that a program that keeps many small messages does not hold registered memory.

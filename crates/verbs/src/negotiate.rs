@@ -10,7 +10,7 @@ use crate::{
     error::local_error,
 };
 
-/// Most bytes of private data in a connection request over iWARP. InfiniBand has room for 56 bytes,
+/// Maximum number of bytes of private data in a connection request over iWARP. InfiniBand has room for 56 bytes,
 /// and the kernel refuses more there.
 const MAX_PRIVATE_DATA_BYTES: usize = 200;
 

@@ -15,10 +15,10 @@ use smbdirect::{
 
 use crate::input::Input;
 
-/// Most messages, reads and writes that wait at a time. More would only be slower.
+/// Maximum number of messages, reads and writes that wait at a time. More would only be slower.
 const MAX_WAITING: usize = 64;
 
-/// Most bytes in messages that wait at a time.
+/// Maximum number of bytes in messages that wait at a time.
 const MAX_WAITING_BYTES: usize = 200_000;
 
 /// Length of the longest read or write in bytes.

@@ -16,7 +16,7 @@ use smbdirect::rdma::{
 use super::{Posted, Region, pattern};
 use crate::input::Input;
 
-/// Most bytes sent by the peer and not delivered. More would only be slower.
+/// Maximum number of bytes sent by the peer and not delivered. More would only be slower.
 const MAX_WAITING: usize = 400_000;
 
 pub(super) struct Peer {

@@ -1,5 +1,5 @@
-//! Many connections that move data, and one that sends requests meanwhile, compared with plain TCP by
-//! one thread an end.
+//! Many connections that move data, and one that sends requests meanwhile, compared with plain TCP
+//! with one thread per end.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

@@ -93,7 +93,7 @@ pub(crate) async fn connect(
     Ok(ends)
 }
 
-/// Most copies of the bytes to send: as many as messages can be outstanding.
+/// Maximum number of copies of the bytes to send: as many as messages can be outstanding.
 const MAX_SOURCES: usize = 256;
 
 /// Returns an endless iterator of messages.
@@ -248,7 +248,7 @@ impl End {
         }
     }
 
-    /// Sends the messages of a burst, several by one call.
+    /// Sends the messages of a burst, several per call.
     async fn send_batches(&self, burst: &Burst) -> Result<()> {
         let mut source = self.to_send(burst);
         let window = window(burst.size);

@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 
 use crate::units::content;
 
-/// Most bytes of the heap for each byte of the messages that are kept.
+/// Maximum number of bytes of the heap for each byte of the messages that are kept.
 const MOST_HELD: usize = 4;
 /// Bytes that are kept together.
 const KEPT_BYTES: usize = 1 << 20;

@@ -22,7 +22,7 @@ use crate::units::content;
 const CONNECTIONS: usize = 50;
 /// Rounds of [`CONNECTIONS`] connections each.
 const ROUNDS: usize = 4;
-/// Most bytes that an idle end may keep.
+/// Maximum number of bytes that an idle end may keep.
 const MAX_IDLE_END_BYTES: i64 = 32 << 10;
 
 /// Returns the bytes of the heap that each end keeps: when it is new, and after a message in each

@@ -7,7 +7,7 @@ use flate2::read::GzDecoder;
 use super::root::Root;
 use crate::facts::{Kernel, Module, Setting};
 
-/// Most bytes of an unpacked configuration.
+/// Maximum number of bytes of an unpacked configuration.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
 /// Reads the options and modules of the kernel with this release.

@@ -6,7 +6,7 @@ use std::{fs, io::Read, path::PathBuf};
 #[derive(Clone, Debug)]
 pub(super) struct Root(PathBuf);
 
-/// Most bytes that are read from a file. A kernel configuration has 300 KB, and `modules.dep` of a
+/// Maximum number of bytes that are read from a file. A kernel configuration has 300 KB, and `modules.dep` of a
 /// distribution 700 KB.
 const MAX_FILE_BYTES: u64 = 8 << 20;
 

@@ -96,11 +96,11 @@ struct Sending {
     whole: bool,
 }
 
-/// Most events of a connection that wait until it is known what it carries.
+/// Maximum number of events of a connection that wait until it is known what it carries.
 const MAX_WAITING: usize = 64;
-/// Most messages of the CM that are remembered.
+/// Maximum number of messages of the CM that are remembered.
 const MAX_CM: usize = 16;
-/// Most packets of Read responses that wait for their request.
+/// Maximum number of packets of Read responses that wait for their request.
 const MAX_EARLY: usize = 256;
 /// Packets within which two directions of a connection acknowledge each other.
 const PAIRING_WINDOW: i64 = 4096;

@@ -63,7 +63,7 @@ pub(super) struct Undecoded {
     pub(super) error: Option<DecodeError>,
 }
 
-/// Most bytes that are kept of a payload: headers, and the beginning of the upper layer.
+/// Maximum number of bytes that are kept of a payload: headers, and the beginning of the upper layer.
 const MAX_HEAD_BYTES: usize = 4096;
 
 impl Packet {

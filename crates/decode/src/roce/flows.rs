@@ -64,17 +64,17 @@ enum Fit {
     Open(u32, Side),
 }
 
-/// Most connections that are followed at the same time; beyond that, the connections without packets for longest
-/// are given up.
+/// Maximum number of connections that are followed at the same time; beyond that, the connections without packets
+/// for longest are given up.
 const MAX_CONNECTIONS: usize = 2048;
-/// Most bytes of all connections that wait for missing packets.
+/// Maximum number of bytes of all connections that wait for missing packets.
 const MAX_HELD_BYTES: usize = 256 << 20;
-/// Most loose directions.
+/// Maximum number of loose directions.
 const MAX_LOOSE: usize = 256;
-/// Most packets of a loose direction. They are more than a sender has in flight before the first
+/// Maximum number of packets of a loose direction. It is more than a sender has in flight before the first
 /// acknowledgement.
 const MAX_LOOSE_PACKETS: usize = 128;
-/// Most connections of which one queue pair is unknown.
+/// Maximum number of connections of which one queue pair is unknown.
 const MAX_OPEN: usize = 256;
 
 impl Roce {

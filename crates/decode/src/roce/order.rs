@@ -49,9 +49,9 @@ const LATE_PACKETS: u32 = 64;
 /// Number of later packets of the connection for which an unacknowledged packet may still follow. It is
 /// larger, because the sender repeats the packet only after a timeout.
 const UNACKNOWLEDGED_PACKETS: u32 = 2048;
-/// Most bytes that wait after a gap in one direction.
+/// Maximum number of bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
-/// Most packets that wait after a gap in one direction.
+/// Maximum number of packets that wait after a gap in one direction.
 const MAX_HELD_PACKETS: usize = 4096;
 /// The largest number of packets that a sender goes back.
 const MAX_STEP_BACK: i64 = 1 << 20;

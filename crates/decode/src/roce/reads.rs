@@ -178,7 +178,7 @@ struct Indices {
     ranges: Vec<(i64, i64)>,
 }
 
-/// Most ranges of a set. Real responses arrive nearly in order.
+/// Maximum number of ranges of a set. Real responses arrive nearly in order.
 const MAX_RANGES: usize = 64;
 
 impl Indices {

@@ -68,11 +68,11 @@ pub(crate) const LATE_PACKETS: u64 = 64;
 /// The largest receive window. A larger segment counts as one of this size, so that fewer sequence numbers are
 /// taken for numbers of the connection.
 pub(super) const MAX_WINDOW: i64 = 64 << 20;
-/// Most bytes that wait after a gap in one direction.
+/// Maximum number of bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
-/// Most packets that wait after a gap in one direction.
+/// Maximum number of packets that wait after a gap in one direction.
 const MAX_HELD_PACKETS: usize = 4096;
-/// Most offsets where a direction may end. All but one belong to stray packets.
+/// Maximum number of offsets where a direction may end. All but one belong to stray packets.
 const MAX_ENDS: usize = 4;
 /// Number of packets of the peer after which bytes that still have no room are judged to be a stray packet. At
 /// the end of a capture, if more packets than this have such bytes, the bytes count as part of the connection.

@@ -27,7 +27,7 @@ use crate::{
     mdl::IoFreeMdl,
 };
 
-/// Most stack locations of an IRP. CurrentLocation, one more, is a CHAR.
+/// Maximum number of stack locations of an IRP. CurrentLocation, one more, is a CHAR.
 const MAX_STACK_COUNT: i8 = 126;
 
 /// The flag of an IRP of [`IoAllocateIrp`], which is freed at the end of its life. The memory of other IRPs is the

@@ -17,7 +17,7 @@ use crate::{
 
 /// Pages have this size in descriptions.
 const PAGE_BYTES: usize = 4096;
-/// Most descriptions of a chain, so that a chain that leads back to itself ends.
+/// Maximum number of descriptions of a chain, so that a chain that leads back to itself ends.
 const MAX_CHAIN: usize = 1 << 16;
 
 /// Allocates a description of memory. With an IRP it becomes the IRP's, or with `secondary` the last of its chain.

@@ -19,7 +19,7 @@ use super::{
     Connection, Sending, Upper,
 };
 
-/// Most bytes that are kept of a Send.
+/// Maximum number of bytes that are kept of a Send.
 const MAX_HEAD_BYTES: usize = 4096;
 /// Sends after which a connection that shows no message of SMB Direct is given up.
 const MAX_UNKNOWN_SENDS: u64 = 256;
