@@ -1,6 +1,6 @@
 //! The life of a request: allocation, submission, completion and cancellation of IRPs.
 //!
-//! A request that the transport has is a [`Request`], which completes its IRP exactly once: with the result of the
+//! A request that the transport has is a `Request`, which completes its IRP exactly once: with the result of the
 //! work, or as cancelled when it is dropped.
 
 use std::{
