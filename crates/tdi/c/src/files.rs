@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
-use smbdirect_tdi::{Address, DisconnectFlags, Endpoint, Status};
+use smbdirect_tdi::{Address, Endpoint, Status};
 
 use crate::{
     device::{Device, is_in_callback, runtime, wait_for},
@@ -170,8 +170,8 @@ impl File {
             Body::Connection(endpoint) => {
                 let endpoint = lock(endpoint).take();
                 if let Some(endpoint) = endpoint {
-                    // An endpoint without a connection has nothing to abort.
-                    drop(endpoint.disconnect(DisconnectFlags::ABORT, None));
+                    // The task of an acceptance has a handle, too. A connection ends with the last handle.
+                    endpoint.cancel();
                     endpoint.context().cancel();
                 }
             }

@@ -277,3 +277,37 @@ fn examples_work_with_each_other() {
     assert!(text.ends_with("the answer is \"hello, world\"\n"), "{text}");
     assert!(server.wait().unwrap().success());
 }
+
+/// Each test that the table of the sentences names exists.
+#[test]
+fn tests_of_the_documentation_exist() {
+    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
+    let clients: String = files("tests/c")
+        .iter()
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    let mut sources = vec![source().join("../src"), source().join("../tests")];
+    let mut rust = String::new();
+    while let Some(path) = sources.pop() {
+        if path.is_dir() {
+            sources.extend(
+                fs::read_dir(path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        } else {
+            rust += &fs::read_to_string(path).unwrap();
+        }
+    }
+    let mut rows = 0;
+    for line in page.lines().filter(|line| line.contains("| TDI-SEND-")) {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        for name in cells[4].split('`').skip(1).step_by(2) {
+            assert!(clients.contains(&format!("static void {name}(")), "{name}");
+        }
+        let name = cells[5].trim_matches('`');
+        assert!(rust.contains(&format!("fn {name}(")), "{name}");
+        rows += 1;
+    }
+    assert!(rows > 10, "{rows}");
+}

@@ -312,6 +312,38 @@ static void Misuse(PPAIR Pair) {
   CHECK(KeReadStateEvent(&event) == 0);
 }
 
+/* A close completes the sends that wait, and their memory is the client's again: it is freed here. 003.59, 003.60,
+ * 003.63 */
+static void CloseWithSends(PPAIR Pair) {
+  static SUBMITTED sends[300];
+  OPENED connection;
+  SUBMITTED listen;
+  UCHAR *data[300];
+  ULONG at, cancelled = 0;
+  SubmitListen(&Pair->There, &listen, 0);
+  OpenConnection(&connection, NULL);
+  CHECK_STATUS(Associate(&connection, &Pair->Client), STATUS_SUCCESS);
+  CHECK_STATUS(Connect(&connection, Pair->Port), STATUS_SUCCESS);
+  CHECK_STATUS(Finish(&listen), STATUS_SUCCESS);
+  for (at = 0; at < 300; at++) {
+    data[at] = malloc(60000);
+    memset(data[at], (int)at, 60000);
+    SubmitSend(&connection, &sends[at], data[at], 60000, 0);
+  }
+  CloseFile(&connection);
+  for (at = 0; at < 300; at++) {
+    CHECK(KeReadStateEvent(&sends[at].Event) != 0);
+    free(data[at]);
+    if (Finish(&sends[at]) == STATUS_CANCELLED)
+      cancelled++;
+    else
+      CHECK(sends[at].Status.Status == STATUS_SUCCESS && sends[at].Status.Information == 60000);
+  }
+  CHECK(cancelled > 0);
+  /* The peer may have seen the end already. */
+  Disconnect(&Pair->There, 0);
+}
+
 /* As on Windows, memory that MmProbeAndLockPages has locked is released with the IRP. */
 static void LockedMemory(PPAIR Pair) {
   SUBMITTED listen, submitted;
@@ -338,6 +370,7 @@ int main(int argc, char **argv) {
   Receives(&pair);
   Queries(&pair);
   Misuse(&pair);
+  CloseWithSends(&pair);
   LockedMemory(&pair);
   ClosePair(&pair);
   printf("requests over %s: as Windows completes them\n", DeviceText);

@@ -110,6 +110,35 @@ static void LargestSend(PPAIR Pair) {
   CloseFile(&control);
 }
 
+/* 003.56, 003.68: a long TSDU in pieces. Each piece completes although nothing leaves before the last, so that a client
+ * that waits for each makes progress. What would make the TSDU too long is refused, and the client can end the TSDU. */
+static void LongTsduInPieces(PPAIR Pair) {
+  static UCHAR piece[0x8000];
+  UCHAR *received = malloc(0x800000);
+  ULONG round, length, taken, at, count;
+  NTSTATUS status;
+  for (round = 0; round < 3; round++) {
+    length = 0;
+    for (;;) {
+      memset(piece, (int)(length / sizeof piece + round), sizeof piece);
+      status = Send(&Pair->Here, piece, sizeof piece, TDI_SEND_PARTIAL, &taken);
+      if (status != STATUS_SUCCESS)
+        break;
+      CHECK(taken == sizeof piece);
+      length += taken;
+      CHECK(length < 0x800000);
+    }
+    CHECK_STATUS(status, STATUS_INVALID_PARAMETER);
+    CHECK(taken == 0 && length >= 0x20000);
+    CHECK_STATUS(Send(&Pair->Here, "", 0, 0, &taken), STATUS_SUCCESS);
+    CHECK_STATUS(Receive(&Pair->There, received, 0x800000, 0, &count), STATUS_SUCCESS);
+    CHECK(count == length);
+    for (at = 0; at < length; at++)
+      CHECK(received[at] == (UCHAR)(at / sizeof piece + round));
+  }
+  free(received);
+}
+
 /* 003.30: an MDL chain is one buffer, whatever its parts and their offsets in a page. TDI-SEND-25 */
 static void Chains(PPAIR Pair) {
   ULONG parts;
@@ -174,31 +203,27 @@ static NTSTATUS NTAPI SendPossible(PVOID Context, PVOID ConnectionContext, ULONG
 static void NonBlocking(PPAIR Pair) {
   static UCHAR data[BLOCK], received[BLOCK];
   LARGE_INTEGER limit;
-  ULONG taken, sent = 0, rest, count, at;
+  ULONG taken, sent = 0, partly = 0, rest, count, at;
   NTSTATUS status;
   KeInitializeEvent(&PossibleEvent, NotificationEvent, FALSE);
   CHECK_STATUS(SetHandler(&Pair->Client, TDI_EVENT_SEND_POSSIBLE, (PVOID)SendPossible, &Possible), STATUS_SUCCESS);
   /* The peer receives nothing, so that its buffer fills, and then that of this end. */
-  for (;;) {
+  do {
     data[0] = (UCHAR)sent;
-    status = Send(&Pair->Here, data, BLOCK, TDI_SEND_NON_BLOCKING, &taken);
-    if (status != STATUS_SUCCESS || taken < BLOCK)
-      break;
-    sent++;
-    CHECK(sent < 10000);
-  }
-  if (status == STATUS_SUCCESS) {
-    /* A part was taken. The rest is not queued: the client sends it, which continues the TSDU. */
-    CHECK(taken > 0);
-    rest = BLOCK - taken;
-    do {
-      status = Send(&Pair->Here, data + BLOCK - rest, rest, TDI_SEND_NON_BLOCKING, &taken);
-      if (status == STATUS_SUCCESS)
-        rest -= taken;
-    } while (status == STATUS_SUCCESS && rest > 0);
-  } else {
     rest = BLOCK;
-  }
+    do {
+      /* If only a part was taken, the rest is not queued: the client sends it, which continues the TSDU. */
+      status = Send(&Pair->Here, data + BLOCK - rest, rest, TDI_SEND_NON_BLOCKING, &taken);
+      if (status == STATUS_SUCCESS) {
+        CHECK(taken > 0 && taken <= rest);
+        partly += taken < rest;
+        rest -= taken;
+      }
+    } while (status == STATUS_SUCCESS && rest > 0);
+    sent += rest == 0;
+    CHECK(sent < 10000);
+  } while (status == STATUS_SUCCESS);
+  CHECK(partly > 0);
   CHECK_STATUS(status, STATUS_DEVICE_NOT_READY);
   CHECK(taken == 0);
   for (at = 0; at < sent; at++) {
@@ -314,6 +339,7 @@ int main(int argc, char **argv) {
   CombinedFlags(&pair);
   NoBytes(&pair);
   LargestSend(&pair);
+  LongTsduInPieces(&pair);
   Chains(&pair);
   ShortMemory(&pair);
   NonBlocking(&pair);
