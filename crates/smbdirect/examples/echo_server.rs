@@ -57,7 +57,7 @@ pub(crate) async fn serve(
 
 /// Returns each message of a client until it leaves or the server stops.
 async fn echo(connection: Connection, mut stopped: watch::Receiver<()>) -> u64 {
-    let client = connection.remote_addr();
+    let client = connection.peer_addr();
     let mut messages = 0;
     let ended = loop {
         tokio::select! {
@@ -67,7 +67,7 @@ async fn echo(connection: Connection, mut stopped: watch::Receiver<()>) -> u64 {
                     Ok(_sending) => messages += 1,
                     Err(error) => break error.to_string(),
                 },
-                Err(ConnectionError::Closed(_)) => break "it has left".into(),
+                Err(ConnectionError::Closed) => break "it has left".into(),
                 Err(error) => break error.to_string(),
             },
             _ = stopped.changed() => {

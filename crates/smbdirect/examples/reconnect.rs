@@ -7,10 +7,9 @@
 //!
 //! End the server and start it again while the client runs.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, io, time::Duration};
 
-use bytes::Bytes;
-use smbdirect::{Config, Connection, Iwarp, IwarpConfig, Message};
+use smbdirect::{Config, ConnectError, Connection, Iwarp, IwarpConfig, Message};
 use tokio::time::{sleep, timeout};
 
 /// Longest time for the answer to a request.
@@ -23,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1).ok_or("give ADDRESS:PORT")?;
     let mut client = Client::new(address);
     for number in 1..=10 {
-        let answer = client.request(format!("request {number}")).await;
+        let answer = client.request(&format!("request {number}")).await?;
         println!("{}", String::from_utf8_lossy(&answer.into_bytes()));
         sleep(Duration::from_millis(200)).await;
     }
@@ -47,34 +46,47 @@ impl Client {
     }
 
     /// Sends a request until it is answered. A server may therefore see it twice.
-    pub(crate) async fn request(&mut self, request: impl Into<Bytes>) -> Message {
-        let request = request.into();
+    ///
+    /// # Errors
+    /// Fails if there is no use in trying again, because the server speaks another protocol, for example.
+    pub(crate) async fn request(&mut self, request: &str) -> Result<Message, ConnectError> {
         let mut pause = PAUSES.0;
         loop {
-            match self.try_request(&request).await {
-                Ok(answer) => return answer,
-                Err(error) => println!("{error}; trying again in {pause:?}"),
+            match self.try_request(request).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Connect(error)) if !error.is_retryable() => return Err(error),
+                Err(Failure::Connect(error)) => println!("{error}; trying again in {pause:?}"),
+                Err(Failure::Request(error)) => println!("{error}; trying again in {pause:?}"),
             }
-            // A late answer must not be taken for that of the next request.
-            self.connection = None;
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
-    async fn try_request(&mut self, request: &Bytes) -> Result<Message, Box<dyn Error>> {
+    async fn try_request(&mut self, request: &str) -> Result<Message, Failure> {
+        // A connection that fails is not put back: a late answer must not be taken for that of the next request.
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => Connection::connect(&self.provider, &self.address, Config::default()).await?,
+            None => Connection::connect(&self.provider, &self.address, Config::default())
+                .await
+                .map_err(Failure::Connect)?,
         };
         let exchange = async {
-            connection.send(request.clone())?.await?;
-            Ok::<_, Box<dyn Error>>(connection.recv().await?)
+            connection.send(request.to_owned())?.await?;
+            Ok(connection.recv().await?)
         };
         let answer = timeout(REQUEST_TIMEOUT, exchange)
             .await
-            .map_err(|_| format!("no answer within {REQUEST_TIMEOUT:?}"))??;
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(Failure::Request)?;
         self.connection = Some(connection);
         Ok(answer)
     }
+}
+
+/// Why an attempt failed.
+enum Failure {
+    Connect(ConnectError),
+    /// Every error of the library converts into this one.
+    Request(io::Error),
 }

@@ -50,9 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Registers `length` bytes, and waits until the peer has written them.
 pub(crate) async fn serve(connection: Connection, length: usize) -> Result<(), Box<dyn Error>> {
     let region = connection.register(BytesMut::zeroed(length), Access::REMOTE_WRITE)?;
-    let mut descriptor = BytesMut::new();
-    region.descriptor().encode(&mut descriptor);
-    connection.send(descriptor)?.await?;
+    connection.send(region.descriptor().to_bytes())?.await?;
 
     // The data of the writes is in place before a message that was sent after them arrives.
     connection.recv().await?;
@@ -68,7 +66,7 @@ pub(crate) async fn write(
     connection: &Connection,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<usize, Box<dyn Error>> {
-    let descriptor = BufferDescriptorV1::decode(&connection.recv().await?.into_bytes())?;
+    let descriptor = BufferDescriptorV1::from_bytes(&connection.recv().await?.into_bytes())?;
     let total = descriptor.length as usize;
     // Each piece is the same bytes here. A slice of `Bytes` is not a copy.
     let source = Bytes::from(vec![0xab; PIECE_BYTES.min(total)]);

@@ -36,3 +36,18 @@ pub use time::within;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/upper-layer.md")]
 pub struct UpperLayerPage;
+
+/// The programs of `docs/providers.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/providers.md")]
+pub struct ProvidersPage;
+
+/// The program of `docs/sans-io.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/sans-io.md")]
+pub struct SansIoPage;
+
+/// The program of `docs/migration.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/migration.md")]
+pub struct MigrationPage;
