@@ -196,7 +196,6 @@ impl Inbox {
             || self.continues_last_run(payload)
     }
 
-    /// Returns whether the bytes are adjacent to the last run.
     fn continues_last_run(&self, bytes: &[u8]) -> bool {
         !self.runs.is_empty() && is_adjacent(self.last_run_end, bytes)
     }
@@ -291,7 +290,6 @@ impl Inbox {
         self.complete.pop_front()
     }
 
-    /// Removes the oldest message from the runs that it is in.
     #[inline(always)]
     fn remove_oldest_from_runs(&mut self) {
         while let Some(run) = self.runs.front_mut() {

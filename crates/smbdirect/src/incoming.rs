@@ -140,7 +140,7 @@ impl Incoming {
         let depths = match IrdOrd::decode(&request.private_data) {
             _ if own.is_none() => None,
             Ok(depths) => depths,
-            // The handshake has carried the read depths, so these bytes are the peer's own.
+            // The handshake of RDMA has carried the read depths, so the private data need not contain them.
             Err(_) if request.knows_read_depths => None,
             //= SMBD-6-04
             Err(error) => return Err(AcceptError::PrivateData(error)),

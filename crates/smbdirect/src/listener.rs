@@ -91,7 +91,7 @@ impl Listener {
     /// Dropping the future loses no connection.
     ///
     /// # Errors
-    /// Fails when the provider cannot listen any more. Every later call fails too.
+    /// Fails when the provider cannot listen any more. Every later call also fails.
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
         self.connections.recv().await.unwrap_or_else(failed_before)
     }

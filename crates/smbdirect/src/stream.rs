@@ -247,7 +247,6 @@ impl Frames {
         self.connection.send(message).map(drop)
     }
 
-    /// Makes room in the buffer for the next read.
     fn make_room(&mut self) {
         let wanted = self.next_length().ok().flatten().unwrap_or(HEADER_LENGTH);
         let missing = wanted.saturating_sub(self.buffer.len());

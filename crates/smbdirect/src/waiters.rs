@@ -151,7 +151,6 @@ pub(crate) enum Abandoned<T> {
 
 #[cfg(test)]
 impl<T> Abandoned<T> {
-    /// Returns the result, if there is one.
     pub(crate) fn result(self) -> Option<T> {
         match self {
             Self::Waker(_) => None,

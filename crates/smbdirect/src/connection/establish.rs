@@ -85,7 +85,6 @@ impl Connection {
         Err(error.unwrap_or_else(|| no_address().into()))
     }
 
-    /// Connects to one address.
     async fn connect_to(
         provider: &dyn Provider,
         address: SocketAddr,
@@ -168,7 +167,6 @@ pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
     })
 }
 
-/// Encodes read depths as private data.
 pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
     let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
     depths.encode(&mut private_data);

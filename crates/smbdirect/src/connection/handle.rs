@@ -506,8 +506,9 @@ impl Connection {
         self.shared().with(|state| state.statistics())
     }
 
-    /// Returns the number of the connection, counted from 1 since the process started. All clones of a handle have
-    /// the same number, no other connection has it, and `metrics::ConnectionSnapshot::id` is the same.
+    /// Returns the number of the connection; the first connection of the process has number 1. All clones of a
+    /// handle have the same number, no other connection has it, and `metrics::ConnectionSnapshot::id` is the
+    /// same.
     pub fn id(&self) -> u64 {
         self.handle.id
     }

@@ -60,7 +60,8 @@ struct Ending(RefCell<Vec<Weak<Shared>>>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // On Windows the other threads have ended before the destructors of the first one run.
+        // On Windows, all other threads have ended before the destructors of the first thread run, so nothing
+        // would complete the close.
         if cfg!(windows) {
             return;
         }

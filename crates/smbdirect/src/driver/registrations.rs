@@ -9,7 +9,6 @@ use crate::rdma::{
 };
 
 impl State {
-    /// Registers a buffer for the peer.
     pub(crate) fn register(
         &mut self,
         buffer: BytesMut,

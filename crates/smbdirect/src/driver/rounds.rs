@@ -106,8 +106,8 @@ impl State {
         self.take_events();
     }
 
-    /// Takes all bytes that can be read, also those that the runtime has not noticed yet. Returns whether nothing
-    /// is left to read.
+    /// Takes all bytes that can be read, including bytes that the runtime has not noticed yet. Returns whether
+    /// nothing is left to read.
     pub(super) fn take_readable(&mut self, now: Instant) -> bool {
         let waker = self.task_waker.clone();
         let context = &mut Context::from_waker(&waker);

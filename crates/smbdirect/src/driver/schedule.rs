@@ -196,7 +196,6 @@ impl Schedule {
         Some(most as u64)
     }
 
-    /// Records the bytes of a finished read.
     #[inline]
     pub(super) const fn read_finished(&mut self, bytes: usize) {
         self.reads.done += bytes;
@@ -221,7 +220,6 @@ impl Schedule {
         self.crowd.as_ref().is_some_and(expected)
     }
 
-    /// Returns whether other connections wait for their turns.
     #[inline]
     fn others_wait(&self) -> bool {
         let waiting = |crowd: &Arc<Crowd>| crowd.waiting.load(Ordering::Relaxed) > 0;

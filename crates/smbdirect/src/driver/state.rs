@@ -352,7 +352,6 @@ impl State {
         statistics
     }
 
-    /// Returns the tracing span of the connection.
     pub(crate) fn span(&self) -> Span {
         self.engine.span().clone()
     }

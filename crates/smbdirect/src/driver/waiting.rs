@@ -32,7 +32,6 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the wakers that wait for `condition`.
     #[inline]
     pub(super) const fn list(&mut self, condition: Condition) -> &mut WakerList {
         &mut self.lists[condition as usize]

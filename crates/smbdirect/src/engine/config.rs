@@ -106,7 +106,7 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Revision {
-    /// The wording since 2018 at the latest, up to version 16.0 of 2025.
+    /// The present wording. It is at least as old as 2018, and version 16.0 of 2025 still has it.
     #[default]
     Current,
     /// The wording of 2014.

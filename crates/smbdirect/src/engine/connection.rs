@@ -83,7 +83,7 @@ pub struct Connection {
     holds_first_grant: bool,
     /// The last queued segment shall ask the peer for an answer.
     ask_after_queue: bool,
-    /// `poll_work` had room and nothing to return, and no input since can have changed that.
+    /// `poll_work` had room and nothing to return, and no later input can have changed that.
     idle: bool,
     statistics: Statistics,
     stalls: Stalls,
@@ -133,7 +133,6 @@ impl Kind {
         WorkId((number << 2) + self as u64)
     }
 
-    /// Returns the number in an identifier.
     const fn number(id: WorkId) -> u64 {
         id.0 >> 2
     }
@@ -240,9 +239,9 @@ impl Connection {
             && self.send_credits > 0
     }
 
-    /// Returns whether a call of [`poll_work`](Self::poll_work) is certain to return nothing and to
-    /// change nothing: it had room and nothing to return last time, and the only inputs since were
-    /// completions of Sends.
+    /// Returns whether a call of [`poll_work`](Self::poll_work) is certain to return nothing and to change
+    /// nothing: it had room and nothing to return at its last call, and all inputs after that were completions of
+    /// Sends.
     pub const fn is_idle(&self) -> bool {
         self.idle
     }

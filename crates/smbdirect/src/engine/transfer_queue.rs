@@ -55,7 +55,6 @@ impl Pieces {
         self.first.is_none()
     }
 
-    /// Returns the length of the next piece.
     fn next_length(&self) -> Option<u32> {
         let stretch = self.first.as_ref()?;
         Some(stretch.length.min(self.max_piece))

@@ -11,8 +11,8 @@
 //! smbdirect::metrics::collect();
 //! ```
 //!
-//! The figures are read from the counters that each connection keeps anyway. So this feature adds
-//! work when a connection begins and ends and when a figure is read, and none for a message.
+//! The figures are read from the counters that each connection keeps with or without this feature. So this
+//! feature adds work when a connection begins and ends and when a figure is read, and none for a message.
 
 mod facade;
 mod families;

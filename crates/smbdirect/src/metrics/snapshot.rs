@@ -9,7 +9,7 @@ use crate::engine::{ConnectionError, Credits, Negotiated, Statistics};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectionSnapshot {
-    /// Number of the connection, counted from 1 since the process started.
+    /// Number of the connection; the first connection of the process has number 1.
     pub id: u64,
     /// The role of this process in the connection.
     pub role: Role,

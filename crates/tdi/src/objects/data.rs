@@ -159,6 +159,11 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - [`SUCCESS`](Status::SUCCESS): the end of the TSDU is in the buffer.
     /// - [`BUFFER_OVERFLOW`](Status::BUFFER_OVERFLOW): the buffer is full before the end of the
     ///   TSDU. The next receive continues with the rest.
+    /// - [`RECEIVE_PARTIAL`](Status::RECEIVE_PARTIAL): a receive with [`PEEK`](ReceiveFlags::PEEK) did not see the
+    ///   end of the TSDU.
+    /// - [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): a flag is unknown.
+    /// - [`NOT_SUPPORTED`](Status::NOT_SUPPORTED): only expedited data is asked for.
+    /// - [`CANCELLED`](Status::CANCELLED): the receive was cancelled, or this end disconnected.
     /// - The status of the [`Cause`](crate::Cause) that ended the connection, if the receive was pending at that
     ///   time. A later receive completes with [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) once all data
     ///   that had arrived was received.

@@ -84,7 +84,6 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
-    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT).
     pub(super) fn abort(&self) -> Result<(), Status> {
         self.abort_if(|state| state.check(Request::Abort))
     }

@@ -176,7 +176,6 @@ impl<C: EndpointContext> Endpoint<C> {
     }
 }
 
-/// Establishes the connection of a connect.
 pub(super) async fn connect<C: EndpointContext>(
     endpoint: Weak<EndpointShared<C>>,
     attempt: u64,

@@ -38,7 +38,6 @@ impl Pair {
         }
     }
 
-    /// Connects `here` to `there`.
     pub(crate) async fn connect(&self) {
         let listen = self.there.listen(None);
         let connect = self.here.connect(self.remote.local_addr(), None);

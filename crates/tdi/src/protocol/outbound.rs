@@ -491,7 +491,6 @@ impl Outbound {
         }
     }
 
-    /// Completes a pending request.
     fn complete(&mut self, pending: Pending, status: Status, buffer: Message) {
         let Pending {
             id,

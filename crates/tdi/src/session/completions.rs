@@ -57,7 +57,6 @@ impl<T> Completions<T> {
         PendingRequest { id, completion }
     }
 
-    /// Completes the request `id`.
     pub(crate) fn complete(&mut self, id: RequestId, completion: T) {
         let sender = self.pending.remove(&id);
         let sender = sender.expect("a request completes once");

@@ -34,7 +34,6 @@ pub(crate) fn requested() -> (Completer, Requested) {
     (completer, Requested(receiver))
 }
 
-/// Returns a request that has completed with `result`.
 pub(crate) fn done(result: Result<(), Status>) -> Requested {
     let (completer, requested) = requested();
     complete(Some(completer), result);

@@ -89,7 +89,6 @@ impl Receives {
         result
     }
 
-    /// Submits a receive.
     pub(crate) fn receive(
         &self,
         buffer: BytesMut,
@@ -146,7 +145,6 @@ impl Receives {
         })
     }
 
-    /// Wakes the connection's task.
     pub(crate) fn wake_task(&self) {
         self.with(|state| state.wakes.push(state.task.clone()));
     }

@@ -274,7 +274,6 @@ impl State {
         pending
     }
 
-    /// Handles the events of `outbound`.
     fn settle(&mut self) {
         while let Some(event) = self.outbound.poll_event() {
             let news = match event {

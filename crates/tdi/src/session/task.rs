@@ -37,7 +37,6 @@ pub(crate) type Called<R> = Option<thread::Result<R>>;
 pub(crate) trait SessionOwner: Send + Sync {
     /// Returns the number of bytes that may be lent to the client at one time.
     fn lendable(&self) -> usize;
-    /// Handles the end of the session.
     fn session_ended(&self, session: &Arc<Session>, cause: &Cause);
 
     fn takes_chained(self: Arc<Self>) -> Called<bool>;

@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection. Only the first reason is reported; later ones are its consequences.
+    /// Ends the connection. Only the first reason is reported; later reasons are consequences of the first.
     #[cold]
     pub(super) fn end(&mut self, error: ConnectionError) {
         if matches!(self.role, Role::Closed(_)) {

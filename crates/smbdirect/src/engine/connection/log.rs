@@ -30,7 +30,6 @@ impl Log {
         }
     }
 
-    /// Returns the span of every line.
     #[cfg(feature = "tokio")]
     pub(super) const fn span(&self) -> &Span {
         &self.span

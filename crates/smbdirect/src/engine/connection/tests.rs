@@ -312,8 +312,8 @@ impl Bench {
         self.hear_in_two([Bytes::new(), message.into()], invalidated);
     }
 
-    /// Delivers a message whose first bytes the provider may deliver separately; `head` is empty if
-    /// it does not.
+    /// Delivers a message. `head` has its first bytes, if the provider delivers them separately, and is empty
+    /// otherwise.
     fn hear_in_two(&mut self, [head, message]: [Bytes; 2], invalidated: Option<Token>) {
         let (id, receive) = self.receives.pop_front().expect("a receive is posted");
         let length = head.len() + message.len();
