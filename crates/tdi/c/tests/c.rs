@@ -245,6 +245,25 @@ fn clients_are_clean_under_sanitizers() {
     }
 }
 
+/// Threads make requests, cancel them and close their files concurrently. ThreadSanitizer cannot judge them, because it
+/// does not know the locks of the library.
+#[test]
+fn threads_make_and_cancel_requests_concurrently() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let clients = source().join("tests/c").display().to_string();
+    let program = build(
+        folder.path(),
+        "tests/stress/storm.c",
+        &["-I", &clients, SANITIZERS[0], SANITIZERS[1]],
+    );
+    for device in DEVICES {
+        run(&[], &program, device);
+    }
+}
+
 /// The examples over iWARP: a server that has event handlers only, and a client.
 #[test]
 fn examples_work_with_each_other() {
