@@ -82,10 +82,10 @@ pub(super) struct Schedule {
     last_flush: Option<Instant>,
     /// Messages, reads and writes that were submitted and not flushed, and their bytes.
     burst: (usize, usize),
-    /// Bytes of the whole messages of this poll, and their limit.
-    messages: Progress,
-    /// Bytes of the finished reads of this poll, and their limit.
-    reads: Progress,
+    /// Bytes of whole messages after which this poll ends, less those that have arrived.
+    messages_left: usize,
+    /// Bytes of finished reads after which this poll ends, less those that have arrived.
+    reads_left: usize,
     /// The connections of this thread, if the runtime has one thread.
     crowd: Option<Arc<Crowd>>,
     /// Consecutive polls and calls that moved fewer than [`BULK_BYTES`].
@@ -104,8 +104,8 @@ impl Schedule {
         Self {
             last_flush: None,
             burst: (0, 0),
-            messages: Progress::new(POLL_BYTES),
-            reads: Progress::new(POLL_BYTES),
+            messages_left: POLL_BYTES,
+            reads_left: POLL_BYTES,
             crowd: None,
             short_polls: 0,
             has_more: false,
@@ -166,7 +166,7 @@ impl Schedule {
     /// Records a whole message, which may be answered.
     #[inline]
     pub(super) const fn message_arrived(&mut self, bytes: usize) {
-        self.messages.done += bytes;
+        self.messages_left = self.messages_left.saturating_sub(bytes);
         self.last_flush = None;
     }
 
@@ -178,16 +178,16 @@ impl Schedule {
     pub(super) fn begin_poll(&mut self, sends_messages: bool) -> Option<u64> {
         let shares = self.shares_thread();
         let Some(crowd) = self.crowd.as_ref().filter(|_| shares) else {
-            self.messages = Progress::new(POLL_BYTES);
-            self.reads = Progress::new(POLL_BYTES);
+            self.messages_left = POLL_BYTES;
+            self.reads_left = POLL_BYTES;
             return None;
         };
         let mut rdma = SHARED_POLL_BYTES;
         if self.has_more {
             rdma += crowd.longer_turn_bytes();
         }
-        self.messages = Progress::new(SHARED_POLL_MESSAGE_BYTES);
-        self.reads = Progress::new(rdma.min(POLL_BYTES));
+        self.messages_left = SHARED_POLL_MESSAGE_BYTES;
+        self.reads_left = rdma.min(POLL_BYTES);
         let most = if sends_messages {
             SHARED_POLL_MESSAGE_BYTES
         } else {
@@ -198,13 +198,13 @@ impl Schedule {
 
     #[inline]
     pub(super) const fn read_finished(&mut self, bytes: usize) {
-        self.reads.done += bytes;
+        self.reads_left = self.reads_left.saturating_sub(bytes);
     }
 
     /// Returns whether the poll has to end, although there may be more to take.
     #[inline]
     pub(super) const fn is_over(&self) -> bool {
-        self.messages.is_over() || self.reads.is_over()
+        self.messages_left == 0 || self.reads_left == 0
     }
 
     /// Returns whether the connection must wait for its turn before it continues.
@@ -266,23 +266,6 @@ impl Schedule {
     #[inline]
     pub(super) const fn is_polling(&self) -> bool {
         self.polling.since.is_some()
-    }
-}
-
-/// The number of bytes that a poll has moved, and the number at which it ends.
-#[derive(Clone, Copy, Debug)]
-struct Progress {
-    done: usize,
-    most: usize,
-}
-
-impl Progress {
-    const fn new(most: usize) -> Self {
-        Self { done: 0, most }
-    }
-
-    const fn is_over(self) -> bool {
-        self.done >= self.most
     }
 }
 

@@ -56,28 +56,41 @@ impl Driver {
     async fn run(mut self) {
         let mut sleep = pin!(sleep_until(Instant::now()));
         loop {
-            let crowd = self.shared.with(|state| state.schedule.crowd());
-            let turn = match &crowd {
-                Some(crowd) => Some(crowd.turn().await),
-                None => None,
-            };
-            let poll = poll_fn(|context| Poll::Ready(self.poll(context, sleep.as_mut())));
-            match poll.await {
-                Next::End => return,
-                Next::Sleep => {
-                    drop(turn);
-                    sleep_once().await;
-                }
-                Next::Poll => {
+            let takes_turns = self.shared.with(|state| state.schedule.takes_turns());
+            let next = if takes_turns {
+                // In a box, because the task of an idle connection needs no room for it.
+                Box::pin(self.take_turn(sleep.as_mut())).await
+            } else {
+                let poll = poll_fn(|context| Poll::Ready(self.poll(context, sleep.as_mut())));
+                let next = poll.await;
+                if next == Next::Poll {
                     yield_now().await;
-                    if turn.is_some() {
-                        // The runtime has polled its sockets. The turn continues until the tasks that the runtime
-                        // has just woken have run, so that they do not have to wait for the next turn.
-                        yield_now().await;
-                    }
                 }
+                next
+            };
+            match next {
+                Next::End => return,
+                Next::Sleep => sleep_once().await,
+                Next::Poll => {}
             }
         }
+    }
+
+    /// Waits for the turn of this connection, and polls.
+    async fn take_turn(&mut self, mut sleep: Pin<&mut Sleep>) -> Next {
+        let Some(crowd) = self.shared.with(|state| state.schedule.crowd()) else {
+            return Next::Poll;
+        };
+        let _turn = crowd.turn().await;
+        let poll = poll_fn(|context| Poll::Ready(self.poll(context, sleep.as_mut())));
+        let next = poll.await;
+        if next == Next::Poll {
+            yield_now().await;
+            // The runtime has polled its sockets. The turn continues until the tasks that the runtime has just woken
+            // have run, so that they do not have to wait for the next turn.
+            yield_now().await;
+        }
+        next
     }
 
     /// Polls once. Unless the result is [`Next::Poll`], the waker of `context` is called when there is more to
