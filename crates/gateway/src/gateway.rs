@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::Result;
-use smbdirect_transport::{canonical, text};
+use smbdirect_transport::canonical;
 use tokio::{
     sync::watch,
     task::JoinSet,
