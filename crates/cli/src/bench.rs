@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_bench::{
     Choice, Cores, Measured, Placement, Programs, Subject, load_average, measure_active,
@@ -63,7 +63,7 @@ impl Bench {
         // The current burst is the last one, and its results are printed.
         tokio::select! {
             result = &mut done => result.map_err(|_| gone())?,
-            () = interrupted.wait() => bail!("interrupted"),
+            () = interrupted.wait() => return Err(signals::Interruption.into()),
         }
     }
 

@@ -43,7 +43,7 @@ pub(crate) struct Check {
 
     /// Print one JSON object per line, for programs
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Capture the connections of software iWARP and RoCE to FILE, for Wireshark
     #[arg(long, value_name = "FILE", requires = "target")]

@@ -30,7 +30,7 @@ use tokio::sync::oneshot;
 use crate::{
     options::{AcceptOptions, Address, CommonOptions, ConnectOptions, Transport, seconds, usage},
     report::Report,
-    signals::Interrupted,
+    signals::{Interrupted, Interruption},
     transport::{self, Families},
 };
 use capture::Captures;
@@ -317,7 +317,7 @@ async fn in_thread(
             stop.store(true, Ordering::Relaxed);
             tokio::select! {
                 ended = result => ended,
-                () = interrupted.wait() => return Err(anyhow!("interrupted")),
+                () = interrupted.wait() => return Err(Interruption.into()),
             }
         }
     };

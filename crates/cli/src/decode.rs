@@ -18,6 +18,7 @@ use smbdirect_decode::{
 use tracing::{debug, trace};
 
 use crate::{
+    failure::{Kind, OfKind},
     options::at_least_one,
     report::{self, Report, plain},
 };
@@ -38,7 +39,7 @@ pub(crate) struct Decode {
 
     /// Print one JSON object per line, for programs
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Treat this port as SMB Direct: TCP as on 5445, even if its beginning was not captured, and
     /// RoCE as on 445
@@ -99,10 +100,11 @@ impl Decode {
             self.file.to_string_lossy()
         };
         let failed = || format!("cannot read the capture {name}");
-        let file = open(&self.file).with_context(failed)?;
+        let file = open(&self.file).with_context(failed).of_kind(Kind::File)?;
         let mut packets = Packets::new(file)
             .map_err(|error| in_words(&error))
-            .with_context(failed)?;
+            .with_context(failed)
+            .of_kind(Kind::File)?;
         let mut streams = Streams::new(&self.port, &self.udp_port);
         let mut show = Show {
             report: &report,
@@ -132,7 +134,8 @@ impl Decode {
         report.event(&summary);
         ended
             .map_err(|error| in_words(&error))
-            .with_context(failed)?;
+            .with_context(failed)
+            .of_kind(Kind::File)?;
         if summary.messages.is_empty() {
             return Err(nothing_found(&self, &summary.counts).context(format!("nothing in {name}")));
         }

@@ -18,6 +18,7 @@ use smbdirect::{Config, Connection, Credits, Listener, Statistics};
 use tokio::{sync::oneshot, task::spawn_blocking, time::timeout};
 
 use crate::{
+    failure::{Kind, of_kind},
     options::{CommonOptions, ConnectOptions, with_profiles},
     report::{self, NegotiatedReport, Report},
     signals,
@@ -203,14 +204,20 @@ impl Demo {
         let address = SocketAddr::new(self.address, 0);
         let mut listener = Listener::bind(&**ends.passive.provider(), address, config.clone())
             .await
-            .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;
+            .map_err(|error| {
+                let error = anyhow!("cannot listen on {address}: {error}");
+                of_kind(Kind::Listen, error)
+            })?;
         let address = listener.local_addr();
         let both = async {
             tokio::try_join!(
                 async {
                     let connected =
                         Connection::connect(&**ends.active.provider(), address, config).await;
-                    connected.map_err(|error| anyhow!("cannot connect to {address}: {error}"))
+                    connected.map_err(|error| {
+                        let error = anyhow!("cannot connect to {address}: {error}");
+                        of_kind(Kind::Connect, error)
+                    })
                 },
                 async { listener.accept().await.map_err(anyhow::Error::from) }
             )
@@ -276,7 +283,7 @@ impl DemoFile {
 
 fn unreadable(path: &Path, reason: &str) -> anyhow::Error {
     let shown = report::printable(&path.to_string_lossy());
-    anyhow!("cannot read {shown}: {reason}")
+    of_kind(Kind::File, anyhow!("cannot read {shown}: {reason}"))
 }
 
 /// Hashes the file. `goes_on` gets the bytes done, and returns whether to continue.

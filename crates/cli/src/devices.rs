@@ -18,7 +18,7 @@ use crate::report::{self, Report};
 pub(crate) struct Devices {
     /// Print one JSON object per line, for programs
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Log to stderr; give it twice for more
     #[arg(short, long, action = ArgAction::Count)]

@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tracing::warn;
 
 use crate::{
+    failure::{self, OfKind},
     metrics::{Figures, MetricsOptions},
     options::{
         self, AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES,
@@ -206,11 +207,15 @@ impl Gateway {
         };
         let listener = match self.from {
             Kind::Smbdirect => {
-                ClientListener::SmbDirect(rdma.listen(&listen, &settings.config).await?)
+                let listener = rdma.listen(&listen, &settings.config).await;
+                ClientListener::SmbDirect(listener.of_kind(failure::Kind::Listen)?)
             }
             Kind::Tcp => ClientListener::Tcp(match systemd::passed_listener()? {
                 Some(passed) => TcpListener::from_std(passed)?,
-                None => transport::listen_tcp(&listen, frame::PORT).await?,
+                None => {
+                    let listener = transport::listen_tcp(&listen, frame::PORT).await;
+                    listener.of_kind(failure::Kind::Listen)?
+                }
             }),
         };
         let mut metrics = self.metrics.bind().await?;

@@ -20,6 +20,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
+    failure::{Kind, OfKind},
     metrics::{Figures, MetricsOptions},
     options::{
         AcceptOptions, Address, CommonOptions, Transport, at_least_one, seconds, size, usage,
@@ -173,7 +174,8 @@ impl Listen {
         let (rdma, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
-        let listener = rdma.listen(&self.address(), &config).await?;
+        let listener = rdma.listen(&self.address(), &config).await;
+        let listener = listener.of_kind(Kind::Listen)?;
         let mut metrics = self.metrics.bind().await?;
         let address = listener.local_addr();
         let over = transport::listening_over(&self.options);

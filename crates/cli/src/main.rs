@@ -17,6 +17,7 @@ mod conform;
 mod decode;
 mod demo;
 mod devices;
+mod failure;
 mod gateway;
 mod help;
 mod listen;
@@ -37,13 +38,13 @@ mod top;
 mod transfer;
 mod transport;
 
-use std::{process::ExitCode, time::Duration};
+use std::{env, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime;
 
-use options::UsageError;
+use failure::UsageError;
 
 /// SMB Direct in user space: serve and use SMB over RDMA, check, decode, measure.
 #[derive(Debug, Parser)]
@@ -117,6 +118,29 @@ impl Command {
         }
     }
 
+    /// Returns whether failures are printed as JSON too. Nothing is printed to the stdout of a program of `run`.
+    fn json(&self) -> bool {
+        match self {
+            Self::Demo(command) => command.options.json,
+            Self::Listen(command) => command.options.json,
+            Self::Send(command) => command.options.json,
+            Self::Ping(command) => command.options.json,
+            Self::Bench(command) => command.options.json,
+            Self::Check(command) => command.json,
+            Self::Gateway(command) => command.options.json,
+            #[cfg(target_os = "linux")]
+            Self::Run(command) => command.options.json && !run::is_broker(),
+            Self::Get(command) => command.options.common.json,
+            Self::Put(command) => command.options.common.json,
+            Self::List(command) => command.options.common.json,
+            Self::Top(command) => command.json,
+            Self::Conform(command) => command.options.json,
+            Self::Decode(command) => command.json,
+            Self::Devices(command) => command.json,
+            Self::Completions(_) | Self::Assets(_) => false,
+        }
+    }
+
     /// Runs the command. Returns the exit status.
     async fn run(self) -> Result<u8> {
         let done = match self {
@@ -147,6 +171,7 @@ impl Command {
 
 fn main() -> ExitCode {
     let command = parse();
+    report::set_json(command.json());
     options::start_tracing(command.verbosity());
     let result = run(command).and_then(|done| report::written().map(|()| done));
     let captured = pcap::complete();
@@ -171,9 +196,20 @@ fn command_line() -> clap::Command {
 
 /// Parses the arguments. Help, versions and errors end the process.
 fn parse() -> Command {
-    let matches = command_line().get_matches();
-    let parsed = Cli::from_arg_matches(&matches);
-    parsed.unwrap_or_else(|error| error.exit()).command
+    let matches = command_line().try_get_matches();
+    let parsed = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| refuse(&error)).command
+}
+
+/// Prints help, versions and errors of the command line, and ends the process.
+fn refuse(error: &clap::Error) -> ! {
+    let wants_json = || env::args_os().any(|argument| argument == "--json");
+    if error.use_stderr() && wants_json() {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        report::error_object(line.trim_start_matches("error: "), failure::Kind::Usage);
+    }
+    error.exit()
 }
 
 /// Runs a command. Returns the exit status: 0 if it did what was asked; if it did not and there is no

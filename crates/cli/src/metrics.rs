@@ -25,7 +25,12 @@ pub(crate) use status::{ConnectionStatus, Status, Traffic};
 
 use source::Source;
 
-use crate::{options::Address, report::Report, transport};
+use crate::{
+    failure::{self, OfKind},
+    options::Address,
+    report::Report,
+    transport,
+};
 
 /// Port of `--metrics` and `top` without a port.
 pub(crate) const DEFAULT_PORT: u16 = 9445;
@@ -66,7 +71,8 @@ impl MetricsOptions {
         let Some(address) = &self.metrics else {
             return Ok(None);
         };
-        let listener = transport::listen_tcp(address, DEFAULT_PORT).await?;
+        let listener = transport::listen_tcp(address, DEFAULT_PORT).await;
+        let listener = listener.of_kind(failure::Kind::Listen)?;
         Ok(Some(Server {
             address: listener.local_addr()?,
             listener: Some(listener),

@@ -11,22 +11,12 @@ use smbdirect::{
 };
 pub(crate) use smbdirect_transport::Address;
 use smbdirect_transport::{Kind, RdmaSettings};
-use thiserror::Error;
 use tracing_subscriber::{
     EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
 
+pub(crate) use crate::failure::usage;
 use crate::report;
-
-/// The command line asks for something impossible: exit status 2.
-#[derive(Debug, Error)]
-#[error("{0}")]
-pub(crate) struct UsageError(pub(crate) String);
-
-/// Returns a usage error, for `?`.
-pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
-    UsageError(what.into()).into()
-}
 
 /// Options of every command.
 #[derive(Clone, Debug, Args)]

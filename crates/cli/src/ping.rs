@@ -11,6 +11,7 @@ use smbdirect::{Connection, ConnectionError};
 use tokio::time::{sleep_until, timeout};
 
 use crate::{
+    failure::{Kind, OfKind},
     options::{
         Address, CommonOptions, ConnectOptions, seconds, seconds_or_zero, size, usage,
         with_profiles,
@@ -121,6 +122,7 @@ impl Ping {
         let (rdma, _capture) =
             transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let connecting = rdma.connect(&self.address, &config);
+        let connecting = async { connecting.await.of_kind(Kind::Connect) };
         let connection = signals::unless_interrupted(connecting).await?;
         self.check_size(&connection)?;
         self.report_connected(&report, &connection, rdma.name());

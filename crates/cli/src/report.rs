@@ -4,12 +4,16 @@ use std::{
     env,
     fmt::Display,
     io::{self, IsTerminal, Write},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use jiff::Timestamp;
 use serde::Serialize;
 use smbdirect_transport::{Curable, Setting};
 pub(crate) use smbdirect_transport::{
@@ -17,6 +21,8 @@ pub(crate) use smbdirect_transport::{
     text::{bytes, count, part, per_second, plain, plural, printable, rate, time},
     version,
 };
+
+use crate::failure::{self, Failure};
 
 /// The target of log lines that say how a connection ended. They are logged at every verbosity.
 pub(crate) const CONNECTIONS: &str = "smbdirect::connections";
@@ -40,6 +46,7 @@ static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
+        set_json(json);
         let colour = !json && io::stdout().is_terminal() && colour_wanted();
         Self {
             json,
@@ -64,8 +71,7 @@ impl Report {
     /// Prints an object for programs; `event` is its kind.
     pub(crate) fn event(&self, event: &impl Serialize) {
         if self.json {
-            let object = serde_json::to_string(event).expect("keys are strings");
-            print(&format!("{object}\n"));
+            print_object(event);
         }
     }
 
@@ -114,6 +120,39 @@ impl Report {
     }
 }
 
+/// An object as it is printed: an event, and when it was printed.
+#[derive(Serialize)]
+struct Stamped<'a, E> {
+    #[serde(flatten)]
+    event: &'a E,
+    /// RFC 3339, in UTC.
+    time: String,
+    /// The version of the command, in the first object of a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<&'static str>,
+}
+
+/// Whether the command prints JSON, and failures too.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+/// Whether the first object was printed.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether [`error`] prints failures as objects, too.
+pub(crate) fn set_json(json: bool) {
+    IS_JSON.store(json, Ordering::Relaxed);
+}
+
+fn print_object(event: &impl Serialize) {
+    let is_first = !HAS_BEGUN.swap(true, Ordering::Relaxed);
+    let object = Stamped {
+        event,
+        time: format!("{:.6}", Timestamp::now()),
+        version: is_first.then_some(env!("CARGO_PKG_VERSION")),
+    };
+    let object = serde_json::to_string(&object).expect("keys are strings");
+    print(&format!("{object}\n"));
+}
+
 fn print(text: &str) {
     let mut stdout = io::stdout().lock();
     let result = stdout
@@ -152,13 +191,32 @@ pub(crate) fn is_unread() -> bool {
         .is_some()
 }
 
-/// Prints an error to stderr, in one line.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Error {
+        message: &'a str,
+        kind: failure::Kind,
+    },
+}
+
+/// Prints an error to stderr, in one line, and with --json as an object to stdout.
 pub(crate) fn error(error: &anyhow::Error) {
+    let text = error_line(error);
+    if IS_JSON.load(Ordering::Relaxed) {
+        error_object(&text, failure::kind(error));
+    }
+}
+
+/// Prints an error to stderr only, in one line, because another object has it. Returns its text.
+pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let style = Style {
         colour: io::stderr().is_terminal() && colour_wanted(),
     };
     let mut text = printable(&format!("{error:#}"));
-    if let Some(curable) = error.downcast_ref::<Curable>() {
+    let failure: Option<&Failure> = error.downcast_ref();
+    let inner = failure.map_or(error, |failure| &failure.error);
+    if let Some(curable) = inner.downcast_ref::<Curable>() {
         text += match curable.setting() {
             Setting::ConnectTimeout => " (--connect-timeout)",
             Setting::Kind => " (--transport)",
@@ -167,6 +225,12 @@ pub(crate) fn error(error: &anyhow::Error) {
     }
     // If stderr fails too, the error cannot be reported.
     let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
+    text
+}
+
+/// Prints a failure for programs.
+pub(crate) fn error_object(message: &str, kind: failure::Kind) {
+    print_object(&Event::Error { message, kind });
 }
 
 /// Returns whether colours are wanted (no-color.org), and the console of Windows, if there is one, shows them.

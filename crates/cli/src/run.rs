@@ -97,6 +97,11 @@ const FORWARDED: [NixSignal; 9] = [
     NixSignal::SIGTSTP,
 ];
 
+/// Returns whether this process is the broker of a program, whose stdout it has.
+pub(crate) fn is_broker() -> bool {
+    env::var_os(PART).is_some_and(|part| part == BROKER)
+}
+
 impl Run {
     /// Does the parts of this command that have no threads, because the signals of a process with threads reach any of
     /// them. Returns `None` in the process that is the broker.

@@ -14,9 +14,10 @@ use serde::Serialize;
 use smbdirect::{Config, Connection, ConnectionError};
 
 use crate::{
+    failure::{Kind, OfKind, of_kind},
     options::{Address, CommonOptions, ConnectOptions, seconds, with_profiles},
     report::{self, NegotiatedReport, Report},
-    signals::{Interrupted, Stopped, unless},
+    signals::{Interrupted, Interruption, Stopped, unless},
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method, TransferError,
         sending::{Sent, Source, send_file},
@@ -149,7 +150,7 @@ impl Send {
         self.report_total(&report, &total);
         match result {
             Ok(()) => Ok(total.arrived == total.files),
-            Err(Stopped::Interrupted) => Err(anyhow!("interrupted")),
+            Err(Stopped::Interrupted) => Err(Interruption.into()),
             Err(Stopped::Failed(error)) => Err(error),
         }
     }
@@ -176,7 +177,7 @@ impl Send {
                 is_stdin_read = true;
                 tokio::select! {
                     source = Source::stdin() => source,
-                    () = interrupted.wait() => return Err(anyhow!("interrupted")),
+                    () = interrupted.wait() => return Err(Interruption.into()),
                 }
             };
             match source {
@@ -196,7 +197,8 @@ impl Send {
         files: &mut VecDeque<(PathBuf, Source)>,
         total: &mut Total,
     ) -> Result<()> {
-        let connected = rdma.connect(&self.address, config).await?;
+        let connected = rdma.connect(&self.address, config).await;
+        let connected = connected.of_kind(Kind::Connect)?;
         let connection = Arc::new(connected);
         total.connection = Some(connection.clone());
         report.event(&Event::Connected {
@@ -285,7 +287,7 @@ impl Send {
             }
             _ => String::new(),
         };
-        report::error(&anyhow!("{file}: {reason}{moved}"));
+        report::error_line(&anyhow!("{file}: {reason}{moved}"));
         self.failure_event(report, path, known, reason);
     }
 
@@ -389,7 +391,7 @@ impl Send {
 
 fn lost(error: &TransferError, connection: &Connection) -> anyhow::Error {
     let peer = connection.peer_addr();
-    match error {
+    let error = match error {
         TransferError::Connection(ConnectionError::Violation(_)) => {
             anyhow!("gave up on {peer}, which breaks the protocol; sending again will not help")
         }
@@ -400,5 +402,6 @@ fn lost(error: &TransferError, connection: &Connection) -> anyhow::Error {
             anyhow!("gave up on {peer}; see whether it is overloaded, or raise --inactivity-limit")
         }
         _ => anyhow!("gave up on {peer}; does it run `smbdirect listen --receive DIR`?"),
-    }
+    };
+    of_kind(Kind::Connection, error)
 }

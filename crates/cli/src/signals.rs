@@ -2,7 +2,8 @@
 
 use std::{future::Future, io, pin::pin};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
+use thiserror::Error;
 
 /// Waits for a signal to end. While it exists, these signals do not kill the process.
 #[derive(Debug)]
@@ -110,6 +111,11 @@ impl Hangup {
     }
 }
 
+/// A signal ended a command before it had done its work.
+#[derive(Debug, Error)]
+#[error("interrupted")]
+pub(crate) struct Interruption;
+
 /// Why work did not complete.
 #[derive(Debug)]
 pub(crate) enum Stopped {
@@ -120,7 +126,7 @@ pub(crate) enum Stopped {
 impl From<Stopped> for anyhow::Error {
     fn from(stopped: Stopped) -> Self {
         match stopped {
-            Stopped::Interrupted => anyhow!("interrupted"),
+            Stopped::Interrupted => Interruption.into(),
             Stopped::Failed(error) => error,
         }
     }

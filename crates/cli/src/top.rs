@@ -55,7 +55,7 @@ pub(crate) struct Top {
 
     /// Print a JSON object for each interval, or one with --once
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Log to stderr
     #[arg(short, long, action = ArgAction::Count)]

@@ -17,6 +17,7 @@ use smbdirect_bench::{Cores, EndSettings, InProcess, Near, serve_orders, start_f
 
 use super::options::Bench;
 use crate::{
+    failure::{Kind, OfKind},
     options::Address,
     report::{self, Report},
     signals, transport,
@@ -69,12 +70,14 @@ impl Far {
     /// Connects the near end to it.
     pub(crate) fn near(&mut self, setting: EndSettings) -> Result<Near> {
         let address = self.address;
-        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).map_err(|error| {
-            anyhow!(
-                "{address} cannot be reached: {}; does `smbdirect bench --serve` run there?",
-                report::plain(&error)
-            )
-        })?;
+        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
+            .map_err(|error| {
+                anyhow!(
+                    "{address} cannot be reached: {}; does `smbdirect bench --serve` run there?",
+                    report::plain(&error)
+                )
+            })
+            .of_kind(Kind::Connect)?;
         let in_process = self.in_process.clone();
         Near::new(
             stream,
@@ -149,7 +152,8 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
     };
     let address = bench.address.as_ref().unwrap_or(&everywhere);
     let adapters = bench.adapters()?;
-    let listener = transport::listen_tcp(address, PORT).await?;
+    let listener = transport::listen_tcp(address, PORT).await;
+    let listener = listener.of_kind(Kind::Listen)?;
     let address = listener.local_addr()?;
     report.line(format_args!("listening on {address}"));
     report.event(&Event::Listening { address });

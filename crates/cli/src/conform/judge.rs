@@ -17,6 +17,8 @@ use smbdirect_conform::{
     Timers, UpperLayer, detect, run, run_client, serves,
 };
 
+use crate::failure::{Kind, of_kind};
+
 use super::{capture::Captures, output::Output};
 
 /// The cases to run, and what they need.
@@ -134,11 +136,14 @@ impl Judge {
         });
         found.map_err(|stop| match stop {
             Stop::Unused { .. } => unreachable!("only clients leave connections unused"),
-            Stop::Fail { expected, seen } => anyhow!(
-                "{address} answers neither SMB2 nor echoes: expected {expected}, seen {seen}; is \
-                 an SMB Direct server there? `smbdirect ping {address}` tells, and --upper selects \
-                 the upper layer"
-            ),
+            Stop::Fail { expected, seen } => {
+                let error = anyhow!(
+                    "{address} answers neither SMB2 nor echoes: expected {expected}, seen {seen}; is \
+                     an SMB Direct server there? `smbdirect ping {address}` tells, and --upper selects \
+                     the upper layer"
+                );
+                of_kind(Kind::Connect, error)
+            }
             Stop::Skip { reason } => anyhow!("{reason}"),
         })
     }

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use bytes::BytesMut;
 use clap::Args;
 use indicatif::ProgressBar;
@@ -16,6 +16,7 @@ use tempfile::NamedTempFile;
 use tokio::{task::block_in_place, time::timeout};
 
 use crate::{
+    failure::{Kind, of_kind},
     options::{usage, with_profiles},
     report::Report,
     signals::{Interrupted, unless, unless_urgent},
@@ -84,7 +85,7 @@ impl Get {
         let got = self.fetch(&session, &target, &report, &mut interrupted);
         let got = got.await;
         end(session, &mut interrupted).await;
-        got?.report(&report);
+        got?;
         Ok(true)
     }
 
@@ -103,7 +104,7 @@ impl Get {
             Some(file) => file.clone(),
         };
         if !self.force && target.symlink_metadata().is_ok() {
-            bail!("{} exists; --force replaces it", target.display());
+            return Err(exists(&target));
         }
         Ok(target)
     }
@@ -114,17 +115,22 @@ impl Get {
         target: &Path,
         report: &Report,
         interrupted: &mut Interrupted,
-    ) -> Result<Outcome> {
+    ) -> Result<()> {
         let place = &self.place;
         let file = unless(interrupted, session.open(place)).await?;
         // If this fails, the local file is removed before the wait for the server.
         let fetched = unless(interrupted, self.store(session, &file, target, report)).await;
+        if let Ok(outcome) = &fetched {
+            // The file has its name, so no signal makes this a failure any more.
+            outcome.report(report);
+        }
         if !interrupted.is_urgent() {
             // The bytes are here, so a failure to close the file does not matter.
             let closing = async { Ok(timeout(GIVE_UP_TIMEOUT, file.close()).await) };
             let _ = unless_urgent(interrupted, closing).await;
         }
-        Ok(fetched?)
+        fetched?;
+        Ok(())
     }
 
     async fn store(
@@ -189,11 +195,12 @@ impl Get {
                 next.map_err(|error| explain(error, &self.place))?;
             if data.len() < length {
                 let end = moved.bytes + data.len() as u64;
-                return Err(anyhow!(
+                let error = anyhow!(
                     "{} ended after {end} of {} bytes: it became shorter, or the server sends no more",
                     self.place,
                     file.length()
-                ));
+                );
+                return Err(of_kind(Kind::Path, error));
             }
             block_in_place(|| {
                 if let Some(sum) = sum {
@@ -209,6 +216,12 @@ impl Get {
         }
         Ok(moved)
     }
+}
+
+/// Returns the error for a file that must not be replaced.
+fn exists(target: &Path) -> anyhow::Error {
+    let error = anyhow!("{} exists; --force replaces it", target.display());
+    of_kind(Kind::File, error)
 }
 
 /// Creates a file next to `target` that is removed unless it is kept.
@@ -237,9 +250,7 @@ fn keep(stored: NamedTempFile, target: &Path, force: bool) -> Result<()> {
     };
     match kept {
         Ok(_) => Ok(()),
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
-            bail!("{} exists; --force replaces it", target.display())
-        }
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(exists(target)),
         Err(error) => {
             Err(error.error).with_context(|| format!("{} cannot be written", target.display()))
         }

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use bytes::BytesMut;
 use clap::Args;
 use indicatif::ProgressBar;
@@ -17,6 +17,7 @@ use smbdirect_smb2::{File, OpenMode, Share};
 use tokio::{task::block_in_place, time::timeout};
 
 use crate::{
+    failure::{Kind, OfKind, of_kind},
     options::{usage, with_profiles},
     report::{self, Report},
     signals::{Interrupted, Stopped, unless, unless_urgent},
@@ -164,7 +165,7 @@ impl Put {
         }
         match share.stat(&place.path).await {
             Ok(info) if info.is_directory => self.check_free(share, place.entry(&name)).await,
-            Ok(_) if !self.force => bail!("{place} exists; --force replaces it"),
+            Ok(_) if !self.force => Err(exists(place)),
             Ok(_) => Ok(place.clone()),
             Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => {
                 Ok(place.clone())
@@ -176,13 +177,22 @@ impl Put {
     /// Fails if a file is at the place, and must not be replaced.
     async fn check_free(&self, share: &Share, place: Place) -> Result<Place> {
         match share.stat(&place.path).await {
-            Ok(info) if info.is_directory => bail!("{place} is a folder; give the path of a file"),
-            Ok(_) if !self.force => bail!("{place} exists; --force replaces it"),
+            Ok(info) if info.is_directory => {
+                let error = anyhow!("{place} is a folder; give the path of a file");
+                Err(of_kind(Kind::Path, error))
+            }
+            Ok(_) if !self.force => Err(exists(&place)),
             Ok(_) => Ok(place),
             Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Ok(place),
             Err(error) => Err(explain(error, &place)),
         }
     }
+}
+
+/// Returns the error for a file that must not be replaced.
+fn exists(place: &Place) -> anyhow::Error {
+    let error = anyhow!("{place} exists; --force replaces it");
+    of_kind(Kind::Path, error)
 }
 
 /// The file to store.
@@ -201,7 +211,8 @@ impl Source {
             return Err(not_a_file());
         }
         let file = fs::File::open(path)
-            .map_err(|error| anyhow!("{shown} cannot be opened: {}", report::plain(&error)))?;
+            .map_err(|error| anyhow!("{shown} cannot be opened: {}", report::plain(&error)))
+            .of_kind(Kind::File)?;
         let metadata = file.metadata();
         let metadata = metadata.with_context(|| format!("{shown} cannot be examined"))?;
         if !metadata.is_file() {
@@ -284,7 +295,8 @@ impl Unfinished<'_> {
     /// the error to report. A file that `is_temporary` is complete, or the server deletes it.
     fn unknown(&self, is_temporary: bool, stopped: Stopped) -> anyhow::Error {
         let place = report::printable(&self.place.to_string());
-        report::error(&anyhow!("{place} is complete if it exists now"));
+        let notice = anyhow!("{place} is complete if it exists now");
+        report::error(&of_kind(Kind::Path, notice));
         if is_temporary {
             stopped.into()
         } else {
@@ -317,10 +329,13 @@ impl Unfinished<'_> {
         let removing = async { Ok(timeout(GIVE_UP_TIMEOUT, removing).await) };
         match unless_urgent(interrupted, removing).await {
             Ok(Ok(Ok(()))) => {}
-            Ok(_) if is_temporary => report::error(&anyhow!(
-                "the server deletes the unfinished file `{}` when it notices the end of the connection",
-                self.shown()
-            )),
+            Ok(_) if is_temporary => {
+                let notice = anyhow!(
+                    "the server deletes the unfinished file `{}` when it notices the end of the connection",
+                    self.shown()
+                );
+                report::error(&of_kind(Kind::Path, notice));
+            }
             _ => return self.left(stopped),
         }
         stopped.into()
@@ -328,10 +343,11 @@ impl Unfinished<'_> {
 
     /// Returns the error for which the file is not removed.
     fn left(&self, stopped: Stopped) -> anyhow::Error {
-        report::error(&anyhow!(
+        let notice = anyhow!(
             "the unfinished file `{}` may be left on the server; delete it there",
             self.shown()
-        ));
+        );
+        report::error(&of_kind(Kind::Path, notice));
         stopped.into()
     }
 

@@ -10,6 +10,7 @@ use smbdirect::Connection;
 use smbdirect_smb2::{Account, Client, Error, File, OpenMode, Reason, Share, Transfer};
 
 use crate::{
+    failure::{Kind, OfKind, of_kind},
     options::{CommonOptions, ConnectOptions, seconds, usage},
     password::password,
     pcap::Capture,
@@ -83,7 +84,8 @@ impl SmbOptions {
         let config = self.common.config(Some(&self.connect), None)?;
         let (rdma, capture) =
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
-        let connection = rdma.connect(&place.address, &config).await?;
+        let connection = rdma.connect(&place.address, &config).await;
+        let connection = connection.of_kind(Kind::Connect)?;
         let login = Client::connect(
             connection.clone(),
             &place.address.host,
@@ -91,12 +93,18 @@ impl SmbOptions {
             self.answer_timeout,
         );
         let login = login.await;
-        let mut client = login.map_err(|error| explain_login(error, place, &account))?;
+        let mut client = login.map_err(|error| {
+            let kind = kind_of(&error, Kind::Login);
+            of_kind(kind, explain_login(error, place, &account))
+        })?;
         if by_messages {
             client.use_messages();
         }
         let share = client.share(&place.share).await;
-        let share = share.map_err(|error| explain_share(error, place, client.can_encrypt()))?;
+        let share = share.map_err(|error| {
+            let kind = kind_of(&error, Kind::Share);
+            of_kind(kind, explain_share(error, place, client.can_encrypt()))
+        })?;
         let reason = match share.transfer() {
             Transfer::Rdma(_) => None,
             Transfer::Messages(reason) => Some(reason.to_string()),
@@ -177,6 +185,14 @@ impl Moved {
             None => format!("by {operation}"),
             Some(reason) => format!("by messages because {reason}"),
         }
+    }
+}
+
+/// Returns the kind of a failure: that of the connection if it is the cause, or else `kind`.
+const fn kind_of(error: &Error, kind: Kind) -> Kind {
+    match error {
+        Error::Connection(_) | Error::NoAnswer(_) => Kind::Connection,
+        _ => kind,
     }
 }
 
@@ -262,6 +278,11 @@ pub(super) fn is_missing(error: &Error, path: &str) -> bool {
 
 /// Explains why an operation on `place` failed, and what to try.
 pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
+    let kind = kind_of(&error, Kind::Path);
+    of_kind(kind, explain_path(error, place))
+}
+
+fn explain_path(error: Error, place: &Place) -> anyhow::Error {
     let cause = match error.status() {
         Some(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => {
             "it does not exist; see `smbdirect ls`"

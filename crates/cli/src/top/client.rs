@@ -9,7 +9,12 @@ use hyper::{Request, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::{metrics::Status, options::Address, transport};
+use crate::{
+    failure::{Kind, OfKind},
+    metrics::Status,
+    options::Address,
+    transport,
+};
 
 /// Longest time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,7 +28,8 @@ const MAX_ANSWER_BYTES: usize = 32 << 20;
 pub(super) async fn status(address: &Address, default_port: u16) -> Result<Status> {
     let stream = transport::connect_tcp(address, default_port, ANSWER_TIMEOUT)
         .await
-        .context("start the gateway or listener with --metrics ADDR")?;
+        .context("start the gateway or listener with --metrics ADDR")
+        .of_kind(Kind::Connect)?;
     let asking = timeout(ANSWER_TIMEOUT, ask(stream, address));
     let Ok(answer) = asking.await else {
         bail!("{address} does not answer; is it the address of --metrics?");

@@ -20,10 +20,10 @@ fn first_line_names_the_address() {
     let line = running.line();
     let event: Value = serde_json::from_str(&line).unwrap();
     let address = event["address"].as_str().unwrap();
-    assert_eq!(
-        line,
-        format!("{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":\"iwarp\"}}\n")
+    let begin = format!(
+        "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":\"iwarp\",\"time\":"
     );
+    assert!(line.starts_with(&begin), "{line}");
     assert!(address.starts_with("127.0.0.1:"));
 }
 

@@ -11,6 +11,7 @@ mod decode;
 mod demo;
 #[cfg(target_os = "linux")]
 mod devices;
+mod events;
 mod files;
 mod gateway;
 mod listen;

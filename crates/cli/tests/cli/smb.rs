@@ -165,6 +165,27 @@ fn a_get_that_ends_leaves_nothing_here() {
     }
 }
 
+/// The server loses the answer to CLOSE, so the command waits for it when the file is complete.
+#[test]
+fn a_get_that_has_the_file_succeeds_whatever_signals_come() {
+    let Some(mut server) = Server::start("") else {
+        return;
+    };
+    write_noise(&server.share, "file", 100_000);
+    for signals in [1, 2] {
+        let address = losing_answers(&server.smbd_address, CLOSE, 0);
+        server.gateway = Some(listening(command(&["gateway", "127.0.0.1:0", &address])));
+        let mut get = server.client(&["get", &server.place("file"), "got", "--force"], &[]);
+        let line = get.line();
+        assert!(line.starts_with("got  "), "{line}");
+        for _ in 0..signals {
+            get.signal("INT");
+            thread::sleep(Duration::from_millis(100));
+        }
+        get.finish().succeeded();
+    }
+}
+
 #[test]
 fn small_credit_windows_are_enough() {
     for window in ["1", "2", "3", "8", "15"] {

@@ -69,9 +69,20 @@ impl Done {
         assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
     }
 
-    /// Returns stdout as one object per line.
+    /// Returns stdout as one object per line, without what every object has: the time and the version.
     #[track_caller]
     pub(crate) fn json(&self) -> Vec<Value> {
+        let mut events = self.stamped_json();
+        for event in events.iter_mut().filter_map(Value::as_object_mut) {
+            event.remove("time");
+            event.remove("version");
+        }
+        events
+    }
+
+    /// Returns stdout as one object per line.
+    #[track_caller]
+    pub(crate) fn stamped_json(&self) -> Vec<Value> {
         let parse = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
         self.stdout.lines().map(parse).collect()
     }

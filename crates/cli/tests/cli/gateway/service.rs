@@ -370,17 +370,11 @@ fn systemd_can_pass_the_listening_socket() {
         let mut running = Running::new(activate);
         eventually("listening", || net::TcpStream::connect(&address).is_ok());
         let first = running.line();
-        assert_eq!(
-            first,
-            match from {
-                "tcp" => format!(
-                    "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":null}}\n"
-                ),
-                _ => format!(
-                    "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":\"iwarp\"}}\n"
-                ),
-            }
+        let transport = if from == "tcp" { "null" } else { "\"iwarp\"" };
+        let begin = format!(
+            "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":{transport},"
         );
+        assert!(first.starts_with(&begin), "{first}");
         running.signal("TERM");
         assert!(running.status().success());
     }
