@@ -37,18 +37,16 @@ pub(super) fn sections(facts: &Facts) -> Vec<Section> {
             title: "Linux server of this machine".into(),
             steps: server(machine),
         }),
-        Some(_) => sections[0].steps.iter_mut().for_each(in_short),
+        Some(_) => sections[0].steps.iter_mut().for_each(as_warning),
     }
     sections
 }
 
-/// Shortens a step about this machine when the target is a server: software iWARP does not need that step, and
-/// `smbdirect check` without a target reports all of it.
-fn in_short(step: &mut Step) {
+/// Makes a fault of this machine a warning when the target is a server, because software iWARP does not need that
+/// step.
+fn as_warning(step: &mut Step) {
     if step.state == State::Fault {
         step.state = State::Warning;
-        step.cures.clear();
-        *step = step.clone().cure(RunOn::Here, "smbdirect check");
     }
 }
 

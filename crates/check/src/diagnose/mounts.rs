@@ -52,7 +52,7 @@ fn is_of(mount: &Mount, remote: &Remote) -> bool {
 
 fn steps(mount: &Mount, facts: &Facts) -> Vec<Step> {
     let first = if mount.is_rdma {
-        over_rdma(mount)
+        over_rdma(mount, facts)
     } else {
         over_tcp(mount, facts)
     };
@@ -65,7 +65,7 @@ fn steps(mount: &Mount, facts: &Facts) -> Vec<Step> {
     steps
 }
 
-fn over_rdma(mount: &Mount) -> Step {
+fn over_rdma(mount: &Mount, facts: &Facts) -> Step {
     let connection = mount.connection.as_ref();
     let status = connection.and_then(|connection| connection.transport_status.as_deref());
     let lost = connection.is_some_and(|connection| connection.is_disconnected);
@@ -74,15 +74,18 @@ fn over_rdma(mount: &Mount) -> Step {
         let status = status.unwrap_or("disconnected");
         let cause = "the connection is lost, and the client tries to connect again";
         let evidence = format!("{evidence}, transport status {status}");
-        return Step::fault(&*mount.directory, evidence, Fault::MountLost, cause)
-            .cure(
-                RunOn::Here,
-                format!("smbdirect check {}", quoted(&mount.source)),
-            )
-            .cure(
-                RunOn::Here,
-                "sudo dmesg | grep -i -e cifs -e smbdirect | tail",
-            );
+        let step = Step::fault(&*mount.directory, evidence, Fault::MountLost, cause);
+        // With a target, the other sections say what is wrong there.
+        let step = if facts.remote.is_none() {
+            let command = format!("smbdirect check {}", quoted(&mount.source));
+            step.cure(RunOn::Here, command)
+        } else {
+            step
+        };
+        return step.cure(
+            RunOn::Here,
+            "sudo dmesg | grep -i -e cifs -e smbdirect | tail",
+        );
     }
     let sizes = connection.and_then(|connection| {
         let (message, transfer) = (

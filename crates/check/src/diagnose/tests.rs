@@ -436,6 +436,36 @@ fn only_mounts_of_the_target_matter() {
     is(&diagnose(&facts), Outcome::DoesNot, &[Fault::MountOverTcp]);
 }
 
+/// With a target, each cure cures: none of them is another examination.
+#[test]
+fn no_cure_of_a_target_is_to_check() {
+    let mut machine = machine();
+    machine.kernel = Kernel::default();
+    machine.adapters.clear();
+    machine.client = Client::default();
+    let lost = ClientConnection {
+        is_disconnected: true,
+        ..mount().connection.unwrap()
+    };
+    machine.client.mounts = vec![Mount {
+        connection: Some(lost),
+        ..mount()
+    }];
+    let answer = diagnose(&Facts {
+        machine,
+        remote: Some(remote()),
+    });
+    let cures: Vec<_> = answer.steps().flat_map(|step| &step.cures).collect();
+    assert!(!cures.is_empty(), "{answer:?}");
+    for cure in cures {
+        assert!(
+            !cure.command.contains("smbdirect check"),
+            "{}",
+            cure.command
+        );
+    }
+}
+
 #[test]
 fn names_of_mounts_cannot_add_commands() {
     let answer = of_mount(|mount| {
