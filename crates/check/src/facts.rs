@@ -385,6 +385,8 @@ pub(crate) enum SmbFault {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Session {
     pub(crate) user: String,
+    /// The login is by Kerberos.
+    pub(crate) is_kerberos: bool,
     /// `TCP` or `SMB Direct`.
     pub(crate) over: &'static str,
     /// Why the login failed.

@@ -3,6 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use smbdirect::rdma::{iwarp::Tap, roce::DatagramTap};
+use smbdirect_smb2::Tickets;
 
 /// The settings of an examination.
 pub struct Settings {
@@ -29,11 +30,26 @@ pub struct Target {
 }
 
 /// The account to log in with.
-pub struct Account {
-    /// `USER` or `DOMAIN\USER`.
-    pub user: String,
-    /// The password.
-    pub password: String,
+pub enum Account {
+    /// By NTLM.
+    Password {
+        /// `USER` or `DOMAIN\USER`.
+        user: String,
+        /// The password.
+        password: String,
+    },
+    /// By Kerberos.
+    Tickets(Tickets),
+}
+
+impl Account {
+    /// Returns the name of the user.
+    pub(crate) fn user(&self) -> String {
+        match self {
+            Self::Password { user, .. } => user.clone(),
+            Self::Tickets(tickets) => tickets.principal(),
+        }
+    }
 }
 
 /// A stage of the examination. Stages that do not disturb each other run at the same time.

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{ArgAction, Args};
 use smbdirect_check::{Account, Outcome, Settings, Stage, Target, diagnose, gather};
+use smbdirect_smb2::Tickets;
 
 use crate::{
+    failure::{Kind, OfKind},
     options::{Address, usage},
     password::password,
     pcap::Capture,
@@ -41,6 +43,10 @@ pub(crate) struct Check {
     #[arg(long, value_name = "N", requires = "user")]
     password_fd: Option<u32>,
 
+    /// Log in by Kerberos, with the ticket of `kinit`
+    #[arg(short, long, conflicts_with = "user", requires = "target")]
+    kerberos: bool,
+
     /// Print one JSON object per line, for programs
     #[arg(long)]
     pub(crate) json: bool,
@@ -63,6 +69,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect check fileserver                   the way to a server
   smbdirect check //fileserver/data --user me  also what a session tells
   smbdirect check fileserver --user me --password-fd 3 3<password
+  smbdirect check //fileserver/data --kerberos
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"verdict\", outcome (works, does_not, unknown), verdict, faults, limits}
@@ -83,7 +90,11 @@ impl Check {
         }
         if let (Some(target), Some(user)) = (&mut target, self.user) {
             let password = password(&user, self.password_fd)?;
-            target.account = Some(Account { user, password });
+            target.account = Some(Account::Password { user, password });
+        }
+        if let (Some(target), true) = (&mut target, self.kerberos) {
+            let tickets = Tickets::load().of_kind(Kind::Login)?;
+            target.account = Some(Account::Tickets(tickets));
         }
         let capture = self.pcap.as_deref().map(Capture::create).transpose()?;
         if let Some(target) = &mut target {

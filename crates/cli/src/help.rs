@@ -20,6 +20,8 @@ pub(crate) const ENVIRONMENT: &str = "\x1b[1m\x1b[4mEnvironment:\x1b[0m
   RUST_LOG            what to log to stderr if there is no -v: a level (error, warn, info, debug,
                       trace), or levels by module, as in smbdirect=debug,smb2=trace
   SMBDIRECT_PASSWORD  the password of --user
+  KRB5CCNAME          the credential cache of --kerberos, a file [default: default_ccache_name of
+                      krb5.conf, or /tmp/krb5cc_UID]; KRB5_CONFIG names another krb5.conf
   NO_COLOR            no colours, if it is set to anything";
 
 /// Returns the command line with both forms of help.

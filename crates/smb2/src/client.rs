@@ -20,12 +20,23 @@ use tokio::sync::watch;
 use crate::{
     account::Account,
     error::Error,
-    handshake::{self, Established},
+    handshake::{self, Established, Login},
+    kerberos::Tickets,
     share::Share,
     transfer::{Terms, Transfer},
     transport::Transport,
     tree::{Handle, Requests},
 };
+
+/// A share in the list of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShareEntry {
+    /// Its name.
+    pub name: String,
+    /// Its description; may be empty.
+    pub comment: String,
+}
 
 /// A session with a server over one SMB Direct connection. When the last handle of the client, its shares and its files
 /// is dropped while the server has requests, the connection lives until they are answered, at most for the limit of
@@ -70,8 +81,46 @@ impl Client {
         answer_limit: Duration,
     ) -> Result<Self, Error> {
         let transport = Transport::new(connection).answer_limit(answer_limit);
-        let established = handshake::establish(&transport, server, account).await?;
+        let login = Login::Account(account);
+        let established = handshake::establish(&transport, server, login).await?;
         Ok(Self::with_session(transport, established))
+    }
+
+    /// Does the same as [`connect`](Self::connect), and logs in by Kerberos. `server` is the name under which the
+    /// KDC knows the server.
+    ///
+    /// # Errors
+    /// Those of `connect`, and [`Error::Kerberos`] if there is no ticket for the server.
+    ///
+    /// # Cancel safety
+    /// That of `connect`.
+    pub async fn connect_with_tickets(
+        connection: Connection,
+        server: &str,
+        tickets: &Tickets,
+        answer_limit: Duration,
+    ) -> Result<Self, Error> {
+        let transport = Transport::new(connection).answer_limit(answer_limit);
+        let login = Login::Tickets(tickets);
+        let established = handshake::establish(&transport, server, login).await?;
+        Ok(Self::with_session(transport, established))
+    }
+
+    /// Returns the shares for files that the server lists to everyone, by NetrShareEnum ([MS-SRVS] 3.1.4.8), without
+    /// those whose names end with `$`.
+    ///
+    /// # Errors
+    /// The server refuses the list, or the connection ends.
+    ///
+    /// [MS-SRVS]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-srvs/
+    pub async fn shares(&mut self) -> Result<Vec<ShareEntry>, Error> {
+        let listing = smb2::client::shares::list_shares(&mut self.smb);
+        let shares = self.transport.request(listing).await?;
+        let entry = |share: smb2::rpc::srvsvc::ShareInfo| ShareEntry {
+            name: share.name,
+            comment: share.comment,
+        };
+        Ok(shares.into_iter().map(entry).collect())
     }
 
     /// Returns the client of an established session.

@@ -6,6 +6,8 @@ use smb2::types::{Command, status::NtStatus};
 use smbdirect::ConnectionError;
 use thiserror::Error;
 
+use crate::kerberos::KerberosError;
+
 /// Why an operation on a server failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -45,6 +47,9 @@ pub enum Error {
     /// The provider refused to register memory.
     #[error("memory cannot be registered for RDMA: {0}")]
     Register(String),
+    /// A login by Kerberos is not possible.
+    #[error(transparent)]
+    Kerberos(#[from] KerberosError),
     /// Another fault of the SMB2 client.
     #[error(transparent)]
     Smb2(smb2::Error),

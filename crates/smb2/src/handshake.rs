@@ -36,7 +36,7 @@ use smbdirect_smb::smb2::{
     Command, Header as SmbHeader, NegotiateResponse, SIGNING_REQUIRED, SessionSetupResponse,
 };
 
-use crate::{account::Account, error::Error, transport::Transport};
+use crate::{account::Account, error::Error, kerberos::Tickets, transport::Transport};
 
 /// A session, and the properties that the server reported for it.
 pub(crate) struct Established {
@@ -48,6 +48,25 @@ pub(crate) struct Established {
     pub(crate) is_guest: bool,
 }
 
+/// What a client logs in with.
+#[derive(Clone, Copy)]
+pub(crate) enum Login<'a> {
+    Account(&'a Account),
+    Tickets(&'a Tickets),
+}
+
+impl Login<'_> {
+    /// Returns whether the caller wants a session of a guest or an anonymous one.
+    fn wants_guest(self) -> bool {
+        match self {
+            Self::Account(Account { user, .. }) => {
+                user.is_empty() || user.eq_ignore_ascii_case("guest")
+            }
+            Self::Tickets(_) => false,
+        }
+    }
+}
+
 /// Negotiates over `transport` and logs in.
 ///
 /// # Errors
@@ -55,17 +74,12 @@ pub(crate) struct Established {
 pub(crate) async fn establish(
     transport: &Transport,
     server: &str,
-    account: &Account,
+    login: Login<'_>,
 ) -> Result<Established, Error> {
-    let Account {
-        user,
-        domain,
-        password,
-    } = account;
     let handshake = Handshake {
         transport: transport.clone(),
         seen: Arc::new(Mutex::new(Seen {
-            wants_guest: user.is_empty() || user.eq_ignore_ascii_case("guest"),
+            wants_guest: login.wants_guest(),
             ..Seen::default()
         })),
     };
@@ -75,8 +89,17 @@ pub(crate) async fn establish(
     transport.request(smb.negotiate()).await?;
     let hash = handshake.seen().hasher.clone();
     smb.with_preauth_hasher_mut(|hasher| *hasher = hash);
-    let login = Session::setup(&mut smb, user, password, domain);
-    let session = transport.request(login).await?;
+    let session = match login {
+        Login::Account(Account {
+            user,
+            domain,
+            password,
+        }) => {
+            let login = Session::setup(&mut smb, user, password, domain);
+            transport.request(login).await?
+        }
+        Login::Tickets(tickets) => transport.request(tickets.log_in(&mut smb, server)).await?,
+    };
     let Seen {
         signing_required,
         is_guest,

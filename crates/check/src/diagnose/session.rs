@@ -28,6 +28,22 @@ pub(super) fn section(remote: &Remote) -> Option<Section> {
                 ..encryption(&evidence)
             });
         }
+        // The reason names its cure, or the log of the server does.
+        Some(why) if session.is_kerberos => {
+            let cause = "there is no ticket for the server, or the server refuses it";
+            let step = Step::fault("login", why.text.clone(), Fault::LoginFailed, cause);
+            steps.push(
+                step.cure(RunOn::Here, format!("kinit {}", session.user))
+                    .cure(
+                        RunOn::Here,
+                        "timedatectl    # clocks may differ by 5 minutes",
+                    )
+                    .cure(
+                        RunOn::Samba,
+                        "sudo net ads testjoin; sudo net ads keytab list",
+                    ),
+            );
+        }
         Some(why) => {
             let cause = "the server refuses the account, or the session failed";
             let step = Step::fault("login", why.text.clone(), Fault::LoginFailed, cause);

@@ -128,6 +128,7 @@ fn refusal(is_access_denied: bool) -> Refusal {
 fn session() -> Session {
     Session {
         user: "lab".into(),
+        is_kerberos: false,
         over: "TCP",
         login: None,
         is_encrypted: false,

@@ -283,8 +283,7 @@ async fn in_session(
         Over::SmbDirect(connection) => Some(connection.clone()),
         Over::Tcp(_) => None,
     };
-    let host = address.to_string();
-    let session = session::query(over, &host, remote.share.as_deref(), account).await;
+    let session = session::query(over, &remote.host, remote.share.as_deref(), account).await;
     if let Some(connection) = connection {
         attempt::leave(&connection).await;
     }

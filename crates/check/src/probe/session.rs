@@ -38,7 +38,8 @@ pub(super) async fn query(
     account: &Account,
 ) -> Session {
     let mut session = Session {
-        user: account.user.clone(),
+        user: account.user(),
+        is_kerberos: matches!(account, Account::Tickets(_)),
         over: match over {
             Over::Tcp(_) => "TCP",
             Over::SmbDirect(_) => "SMB Direct",
@@ -68,11 +69,13 @@ async fn log_in(
         Over::SmbDirect(connection) => Transport::new(connection).smb2(host),
     };
     connection.negotiate().await.context("NEGOTIATE")?;
-    let (domain, user) = match account.user.split_once(['\\', '/']) {
-        Some((domain, user)) => (domain, user),
-        None => ("", &*account.user),
+    let login = match account {
+        Account::Password { user, password } => {
+            let (domain, name) = user.split_once(['\\', '/']).unwrap_or(("", user));
+            Login::setup(&mut connection, name, password, domain).await?
+        }
+        Account::Tickets(tickets) => tickets.log_in(&mut connection, host).await?,
     };
-    let login = Login::setup(&mut connection, user, &account.password, domain).await?;
     session.is_encrypted = login.should_encrypt;
     session.interfaces = Some(
         interfaces(&mut connection)
@@ -91,7 +94,10 @@ async fn log_in(
 
 /// Returns the reason, without the words that every refusal of a server begins with.
 fn refusal(error: &anyhow::Error) -> Refusal {
-    let status = error.downcast_ref().and_then(smb2::Error::status);
+    let status = match error.downcast_ref() {
+        Some(error) => smb2::Error::status(error),
+        None => error.downcast_ref().and_then(smbdirect_smb2::Error::status),
+    };
     Refusal {
         is_access_denied: status == Some(NtStatus::ACCESS_DENIED),
         text: format!("{error:#}").replace("Protocol error: ", ""),

@@ -7,7 +7,7 @@ use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
 use serde::Serialize;
 use smb2::{FileAttributes, pack::FileTime};
-use smbdirect_smb2::{Entry, Listing};
+use smbdirect_smb2::{Entry, Listing, ShareEntry};
 use tokio::task::block_in_place;
 
 use crate::{
@@ -21,17 +21,19 @@ use super::{
     session::{Session, SmbOptions, explain, is_missing},
 };
 
-/// List a folder, or show a file, of an SMB server over SMB Direct
+/// List shares, a folder or a file of an SMB server over SMB Direct
 ///
-/// Prints one line per entry, in the server's order, as it comes: attributes, size in bytes, time of the last
+/// For a server it prints its shares, one a line: name and description. Shares whose names end with `$` are left out.
+///
+/// For a folder it prints one line per entry, in the server's order, as it comes: attributes, size in bytes, time of the last
 /// change of the contents, and name. The attributes are d (folder) or l (link), r (read-only), h (hidden), s
 /// (system) and a (archive). In a name, U+FFFD stands for a character that a terminal would obey, and for UTF-16
 /// that is not well-formed.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct List {
-    /// The folder or file: //SERVER[:PORT]/SHARE[/PATH]
-    #[arg(value_name = "PLACE")]
+    /// The server, folder or file: //SERVER[:PORT][/SHARE[/PATH]]
+    #[arg(value_name = "PLACE", value_parser = Place::server_or_place)]
     place: Place,
 
     #[command(flatten)]
@@ -39,13 +41,22 @@ pub(crate) struct List {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect ls //fileserver --user me             its shares
   smbdirect ls //fileserver/data --user me
   smbdirect ls //10.0.0.2:5445/data/images --user me --json
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated, dialect, signs, rdma, reason}
+  {\"event\":\"share\", name, comment}
   {\"event\":\"entry\", name, utf16 (the units of a name that is not well-formed UTF-16), bytes, directory,
    link, read_only, hidden, system, archive, modified}";
+
+/// A share of a server.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Share { name: &'a str, comment: String },
+}
 
 /// Columns of the size: enough for 99 TB.
 const SIZE_WIDTH: usize = 14;
@@ -74,6 +85,9 @@ impl List {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.common.json);
         let listed = signals::unless_interrupted(async {
+            if self.place.share.is_empty() {
+                return self.list_shares(&report).await;
+            }
             let session = self.options.open(&self.place, false, &report).await?;
             let listed = self.list(&session, &report).await;
             session.close().await;
@@ -81,6 +95,18 @@ impl List {
         });
         listed.await?;
         Ok(true)
+    }
+
+    async fn list_shares(&self, report: &Report) -> Result<()> {
+        let shares = self.options.shares(&self.place, report).await?;
+        let width = shares.iter().map(|share| share.name.chars().count()).max();
+        let width = width.unwrap_or_default();
+        for ShareEntry { name, comment, .. } in &shares {
+            let (shown, comment) = (report::printable(name), report::printable(comment));
+            report.line(format!("{shown:<width$}  {comment}").trim_end());
+            report.event(&Event::Share { name, comment });
+        }
+        Ok(())
     }
 
     async fn list(&self, session: &Session, report: &Report) -> Result<()> {

@@ -74,6 +74,20 @@ impl fmt::Display for Place {
 }
 
 impl Place {
+    /// Returns a server without a share, `//SERVER[:PORT]`, as a place whose share has no name.
+    pub(super) fn server_or_place(text: &str) -> Result<Self, String> {
+        let server = text.trim_end_matches(['/', '\\']);
+        let separators = server.matches(['/', '\\']).count();
+        if separators > 2 || server.len() < 3 {
+            return text.parse();
+        }
+        let place: Self = format!("{server}/IPC$").parse()?;
+        Ok(Self {
+            share: String::new(),
+            ..place
+        })
+    }
+
     /// Returns the last part of the path; empty for the root.
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()

@@ -7,7 +7,9 @@ use clap::Args;
 use serde::Serialize;
 use smb2::{ErrorKind, types::status::NtStatus};
 use smbdirect::Connection;
-use smbdirect_smb2::{Account, Client, Error, File, OpenMode, Reason, Share, Transfer};
+use smbdirect_smb2::{
+    Account, Client, Error, File, OpenMode, Reason, Share, ShareEntry, Tickets, Transfer,
+};
 
 use crate::{
     failure::{Kind, OfKind, of_kind},
@@ -31,6 +33,13 @@ pub(crate) struct SmbOptions {
     /// Read the password from this file descriptor
     #[arg(long, value_name = "N", requires = "user")]
     password_fd: Option<u32>,
+
+    /// Log in by Kerberos, with the ticket of `kinit`
+    ///
+    /// The ticket is that of KRB5CCNAME, or of the default credential cache, which has to be a file. Give the
+    /// name of the server, not its address
+    #[arg(short, long, conflicts_with = "user")]
+    kerberos: bool,
 
     /// Longest time for the server to answer a request
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
@@ -80,49 +89,70 @@ impl SmbOptions {
         by_messages: bool,
         report: &Report,
     ) -> Result<Session> {
-        let account = self.account()?;
-        let config = self.common.config(Some(&self.connect), None)?;
-        let (rdma, capture) =
-            transport::one_end(&self.common, Some(&self.connect), &place.address)?;
-        let connection = rdma.connect(&place.address, &config).await;
-        let connection = connection.of_kind(Kind::Connect)?;
-        let login = Client::connect(
-            connection.clone(),
-            &place.address.host,
-            &account,
-            self.answer_timeout,
-        );
-        let login = login.await;
-        let mut client = login.map_err(|error| {
-            let kind = kind_of(&error, Kind::Login);
-            of_kind(kind, explain_login(error, place, &account))
-        })?;
+        let mut client = self.log_in(place).await?;
         if by_messages {
-            client.use_messages();
+            client.smb.use_messages();
         }
-        let share = client.share(&place.share).await;
+        let share = client.smb.share(&place.share).await;
         let share = share.map_err(|error| {
             let kind = kind_of(&error, Kind::Share);
-            of_kind(kind, explain_share(error, place, client.can_encrypt()))
+            of_kind(kind, explain_share(error, place, client.smb.can_encrypt()))
         })?;
         let reason = match share.transfer() {
             Transfer::Rdma(_) => None,
             Transfer::Messages(reason) => Some(reason.to_string()),
         };
-        report.event(&Event::Connected {
-            address: connection.peer_addr().to_string(),
-            transport: rdma.name(),
-            negotiated: connection.negotiated().into(),
-            dialect: &client.dialect(),
-            signs: client.signs(),
-            rdma: reason.is_none(),
-            reason,
-        });
+        client.report(report, reason);
         Ok(Session {
             share,
-            connection,
-            _capture: capture,
+            connection: client.connection,
+            _capture: client.capture,
         })
+    }
+
+    /// Connects, logs in, and returns the shares that the server of `place` lists.
+    pub(super) async fn shares(&self, place: &Place, report: &Report) -> Result<Vec<ShareEntry>> {
+        let mut client = self.log_in(place).await?;
+        client.report(report, None);
+        let shares = client.smb.shares().await;
+        transport::close(&client.connection, CLOSE_TIMEOUT).await;
+        shares.map_err(|error| {
+            let kind = kind_of(&error, Kind::Share);
+            of_kind(kind, explain_list(error, place))
+        })
+    }
+
+    /// Connects and logs in.
+    async fn log_in(&self, place: &Place) -> Result<LoggedIn> {
+        let login = self.login()?;
+        let config = self.common.config(Some(&self.connect), None)?;
+        let (rdma, capture) =
+            transport::one_end(&self.common, Some(&self.connect), &place.address)?;
+        let connection = rdma.connect(&place.address, &config).await;
+        let connection = connection.of_kind(Kind::Connect)?;
+        let server = &place.address.host;
+        let smb = login
+            .connect(connection.clone(), server, self.answer_timeout)
+            .await;
+        let smb = smb.map_err(|error| {
+            let kind = kind_of(&error, Kind::Login);
+            of_kind(kind, login.explain(error, place))
+        })?;
+        Ok(LoggedIn {
+            smb,
+            connection,
+            transport: rdma.name(),
+            capture,
+        })
+    }
+
+    /// Returns what to log in with.
+    fn login(&self) -> Result<Login> {
+        if self.kerberos {
+            let tickets = Tickets::load().of_kind(Kind::Login)?;
+            return Ok(Login::Tickets(tickets));
+        }
+        Ok(Login::Account(self.account()?))
     }
 
     fn account(&self) -> Result<Account> {
@@ -138,6 +168,70 @@ impl SmbOptions {
         account.domain = domain.into();
         account.password = password(user, self.password_fd)?;
         Ok(account)
+    }
+}
+
+/// A connection with a session, and no share yet.
+struct LoggedIn {
+    smb: Client,
+    connection: Connection,
+    transport: &'static str,
+    capture: Option<Capture>,
+}
+
+impl LoggedIn {
+    /// Reports the session, and the reason why its data moves in messages.
+    fn report(&self, report: &Report, reason: Option<String>) {
+        report.event(&Event::Connected {
+            address: self.connection.peer_addr().to_string(),
+            transport: self.transport,
+            negotiated: self.connection.negotiated().into(),
+            dialect: &self.smb.dialect(),
+            signs: self.smb.signs(),
+            rdma: reason.is_none(),
+            reason,
+        });
+    }
+}
+
+/// What to log in with.
+enum Login {
+    Account(Account),
+    Tickets(Tickets),
+}
+
+impl Login {
+    async fn connect(
+        &self,
+        connection: Connection,
+        server: &str,
+        limit: Duration,
+    ) -> Result<Client, Error> {
+        match self {
+            Self::Account(account) => Client::connect(connection, server, account, limit).await,
+            Self::Tickets(tickets) => {
+                Client::connect_with_tickets(connection, server, tickets, limit).await
+            }
+        }
+    }
+
+    /// Explains why the login failed, and what to try.
+    fn explain(&self, error: Error, place: &Place) -> anyhow::Error {
+        let address = &place.address;
+        match (self, error) {
+            (_, Error::Kerberos(error)) => anyhow!("no login by Kerberos: {error}"),
+            (Self::Account(account), error) => explain_login(error, place, account),
+            (Self::Tickets(tickets), error) if error.status().is_some() => anyhow!(
+                "{address} refuses the Kerberos ticket of {} ({error}); its clock may be wrong, its keytab older than \
+                 its key in the realm, or the user unknown there; its log says which",
+                tickets.principal()
+            ),
+            (Self::Tickets(tickets), error) => {
+                let mut account = Account::default();
+                account.user = tickets.principal();
+                explain_login(error, place, &account)
+            }
+        }
     }
 }
 
@@ -216,7 +310,9 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
         );
     }
     if status.is_some() && user.is_empty() {
-        return anyhow!("{address} refuses an anonymous session ({error}); give --user USER");
+        return anyhow!(
+            "{address} refuses an anonymous session ({error}); give --user USER or --kerberos"
+        );
     }
     if status == Some(NtStatus::LOGON_FAILURE) {
         return anyhow!("{address} refuses the login of {user}; check the user and the password");
@@ -264,6 +360,17 @@ fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Erro
         (_, Error::NoAnswer(_)) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
         (None, _) => anyhow!("{address}, share `{share}`: {error}"),
         _ => anyhow!("{address} refuses the share `{share}`: {error}"),
+    }
+}
+
+fn explain_list(error: Error, place: &Place) -> anyhow::Error {
+    let address = &place.address;
+    match error {
+        Error::Connection(cause) => anyhow!("{address}: {}", transport::explain_end(&cause)),
+        error @ Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
+        error => anyhow!(
+            "{address} does not list its shares to this user ({error}); give --user USER, or name the share"
+        ),
     }
 }
 

@@ -183,7 +183,12 @@ fn usage_errors_have_status_2() {
         (&["get", "server/share/a"], "a path on a server is //SERVER"),
         (&["get", "//server/share"], "is a folder"),
         (&["put", ".", "//server/share"], "is not a regular file"),
-        (&["ls", "//server"], "a path on a server is //SERVER"),
+        (&["get", "//server"], "a path on a server is //SERVER"),
+        (&["ls", "//"], "a path on a server is //SERVER"),
+        (
+            &["ls", "//server/share", "--kerberos", "--user", "me"],
+            "cannot be used with",
+        ),
         (
             &["ls", "//server/share", "--password-fd", "3"],
             "--user <USER>",

@@ -1,0 +1,128 @@
+use super::*;
+
+const START: u32 = 1_700_000_000;
+
+fn principal(components: &[&str]) -> CcachePrincipal {
+    CcachePrincipal {
+        name_type: 1,
+        realm: "EXAMPLE.ORG".into(),
+        components: components.iter().map(|&part| part.to_owned()).collect(),
+    }
+}
+
+fn tickets(credentials: Vec<CcacheCredential>) -> Tickets {
+    Tickets {
+        cache: CCache {
+            version: 4,
+            default_principal: principal(&["me"]),
+            credentials,
+        },
+        name: "/tmp/krb5cc_0".into(),
+        config: Config::default(),
+    }
+}
+
+fn granting() -> CcacheCredential {
+    CcacheCredential {
+        client: principal(&["me"]),
+        server: principal(&["krbtgt", "EXAMPLE.ORG"]),
+        key_etype: 18,
+        key_data: vec![0; 32],
+        authtime: START,
+        starttime: START,
+        endtime: START + 36_000,
+        renew_till: 0,
+        ticket: Vec::new(),
+    }
+}
+
+fn at(seconds: u32) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds.into())
+}
+
+#[test]
+fn a_ticket_counts_only_while_it_is_valid() {
+    let tickets = tickets(vec![granting()]);
+    assert_eq!(tickets.principal(), "me@EXAMPLE.ORG");
+    for (now, says) in [
+        (START, None),
+        // Clocks may differ a little.
+        (START - 300, None),
+        (START - 3600, Some("becomes valid only in 60 minutes")),
+        (START + 35_999, None),
+        (START + 36_000, Some("expired 0 s ago")),
+        (START + 36_000 + 7200, Some("expired 2 hours ago")),
+        (START + 36_000 + 864_000, Some("expired 10 days ago")),
+    ] {
+        let error = tickets.check(at(now)).err().map(|error| error.to_string());
+        let text = error.as_deref().unwrap_or_default();
+        assert_eq!(error.is_some(), says.is_some(), "{now}: {text}");
+        assert!(text.contains(says.unwrap_or_default()), "{now}: {text}");
+    }
+}
+
+#[test]
+fn a_cache_without_a_ticket_is_no_login() {
+    let error = tickets(Vec::new()).check(at(START)).unwrap_err();
+    assert!(
+        error.to_string().ends_with("run `kinit me@EXAMPLE.ORG`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn caches_are_files() {
+    for (name, path) in [
+        ("/tmp/krb5cc_7", "/tmp/krb5cc_7"),
+        ("FILE:/tmp/krb5cc_7", "/tmp/krb5cc_7"),
+        ("DIR::/run/user/7/tktabc", "/run/user/7/tktabc"),
+        ("DIR:/no/such/folder", "/no/such/folder/tkt"),
+    ] {
+        assert_eq!(cache_path(name).unwrap(), Path::new(path), "{name}");
+    }
+    for name in ["KEYRING:persistent:7", "KCM:", "MEMORY:x"] {
+        let error = cache_path(name).unwrap_err().to_string();
+        let kind = name.split(':').next().unwrap();
+        assert!(error.contains(&format!("of the kind {kind} ")), "{error}");
+    }
+    let missing = Tickets::read("/no/such/cache", Config::default(), at(START));
+    let error = missing.unwrap_err().to_string();
+    assert!(
+        error.contains("/no/such/cache does not exist; run `kinit"),
+        "{error}"
+    );
+    let other = Tickets::read("/dev/null", Config::default(), at(START));
+    assert!(
+        other
+            .unwrap_err()
+            .to_string()
+            .contains("is no credential cache")
+    );
+}
+
+#[test]
+fn refusals_have_causes_and_cures() {
+    for (code, says) in [
+        (7, "does not know the server cifs/nas.example.org"),
+        (37, "set it, for example by `timedatectl"),
+        (14, "no encryption in common"),
+        (60, "KRB-ERROR code 60 (generic)"),
+    ] {
+        let message = format!("Kerberos TGS exchange failed: KRB-ERROR code {code} (generic)");
+        let error = refusal(&message, "EXAMPLE.ORG".into(), "nas.example.org");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn a_kdc_has_a_port() {
+    for (host, whole) in [
+        ("kdc", "kdc:88"),
+        ("kdc:750", "kdc:750"),
+        ("10.0.0.1", "10.0.0.1:88"),
+        ("fd00::1", "[fd00::1]:88"),
+        ("[fd00::1]:750", "[fd00::1]:750"),
+    ] {
+        assert_eq!(with_port(host), whole);
+    }
+}
