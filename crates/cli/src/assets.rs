@@ -11,14 +11,21 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
-use clap::{Arg, ArgAction, Args, Command};
+use clap::{Arg, ArgAction, Args, Command, builder::PossibleValue};
 use clap_complete::Shell;
+
+use smbdirect::{
+    Settings,
+    rdma::{iwarp::IwarpConfig, roce::RoceConfig},
+};
 
 use crate::{
     help::{ENVIRONMENT, EXIT_STATUS},
+    options::SMB_MESSAGE_BYTES,
     report::{self, Report},
 };
 
@@ -190,8 +197,8 @@ const NOT_IN_EXAMPLE: [&str; 7] = [
     "verbose",
 ];
 
-/// Returns a settings file that names each option of the gateway, with its default.
-fn example(gateway: &Command) -> String {
+/// Returns a settings file that names each option of the gateway, with its default as a comment.
+pub(crate) fn example(gateway: &Command) -> String {
     let mut text = String::from(
         "# Settings of `smbdirect gateway --config FILE`: the options of the command, with their names.\n\
          # Check them with `smbdirect gateway --config FILE --check-config`, and have a running service\n\
@@ -217,35 +224,75 @@ fn example(gateway: &Command) -> String {
             continue;
         }
         let help = option
-            .get_help()
+            .get_long_help()
+            .or_else(|| option.get_help())
             .map(|help| plain(&help.to_string()))
             .unwrap_or_default();
         text.push('\n');
-        for line in wrapped(&help) {
+        for line in help.split("\n\n").flat_map(wrapped) {
             let _ = writeln!(text, "# {line}");
         }
-        let _ = writeln!(text, "# {name} = {}", value(option));
+        let values = option.get_possible_values();
+        let values: Vec<_> = values.iter().map(PossibleValue::get_name).collect();
+        if option.get_action().takes_values() && !values.is_empty() {
+            let _ = writeln!(text, "# One of {}.", values.join(", "));
+        }
+        let _ = match (default_of(option), example_of(option)) {
+            (Some(value), _) => writeln!(text, "# {name} = {value}"),
+            (None, example) => writeln!(
+                text,
+                "# There is no default. For example: {name} = {example}"
+            ),
+        };
     }
     text
 }
 
-/// Returns the default of an option, or an example of its value, in TOML.
-fn value(option: &Arg) -> String {
-    let default = option.get_default_values().first();
-    let text = match default {
-        Some(value) => value.to_string_lossy().into_owned(),
-        None => match option.get_value_names().and_then(|names| names.first()) {
-            _ if matches!(option.get_action(), ArgAction::SetTrue) => return "false".into(),
-            Some(name) if *name == "NETWORK" => return "[\"10.0.0.0/8\", \"fd00::/8\"]".into(),
-            Some(name) if *name == "ADDR" => "127.0.0.1:9445".into(),
-            Some(name) if *name == "SECONDS" => "5".into(),
-            Some(name) if *name == "SIZE" => "1M".into(),
-            _ => "1".into(),
-        },
-    };
-    match text.parse::<f64>() {
-        Ok(_) => text,
-        Err(_) => format!("\"{text}\""),
+/// Returns the default of an option of the gateway, in TOML.
+fn default_of(option: &Arg) -> Option<String> {
+    if let Some(value) = option.get_default_values().first() {
+        return Some(in_toml(&value.to_string_lossy()));
+    }
+    match option.get_action() {
+        ArgAction::SetTrue => return Some("false".into()),
+        ArgAction::Append => return Some("[]".into()),
+        _ => {}
+    }
+    let settings = Settings::default();
+    let seconds = |time: Duration| time.as_secs_f64().to_string();
+    let size = |bytes: u32| bytes.to_string();
+    let iwarp = IwarpConfig::default();
+    Some(match option.get_long()? {
+        "send-credit-target" => settings.send_credit_target.to_string(),
+        "receive-credit-max" => settings.receive_credit_max.to_string(),
+        "max-send-size" => size(settings.max_send_size),
+        "max-receive-size" => size(settings.max_receive_size),
+        "max-fragmented-size" => size(SMB_MESSAGE_BYTES),
+        "max-read-write-size" => size(settings.max_read_write_size),
+        "keepalive-interval" => seconds(settings.keepalive_interval),
+        "keepalive-response-timeout" => seconds(settings.keepalive_response_timeout),
+        "credit-grant-timeout" => seconds(settings.credit_grant_timeout?),
+        "negotiation-timeout" => seconds(settings.passive_negotiation_timeout),
+        "ird" => iwarp.ird.to_string(),
+        "ord" => iwarp.ord.to_string(),
+        "udp-port" => RoceConfig::default().udp_port.to_string(),
+        _ => return None,
+    })
+}
+
+/// Returns an example of the value of an option, in TOML.
+fn example_of(option: &Arg) -> &'static str {
+    match option.get_long() {
+        Some("metrics") => "\"127.0.0.1:9445\"",
+        _ => "1",
+    }
+}
+
+/// Returns a value as a number, or as a string.
+fn in_toml(value: &str) -> String {
+    match value.parse::<f64>() {
+        Ok(_) => value.into(),
+        Err(_) => format!("\"{value}\""),
     }
 }
 

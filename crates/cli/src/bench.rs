@@ -63,7 +63,7 @@ impl Bench {
         // The current burst is the last one, and its results are printed.
         tokio::select! {
             result = &mut done => result.map_err(|_| gone())?,
-            () = interrupted.wait() => return Err(signals::Interruption.into()),
+            () = interrupted.wait() => Err(signals::Interruption.into()),
         }
     }
 

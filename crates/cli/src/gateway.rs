@@ -441,3 +441,60 @@ fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
         needs_restart: &fixed,
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Command;
+
+    use super::*;
+    use crate::assets;
+
+    /// Returns everything that the options decide, as text.
+    fn decided(file: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gateway.toml");
+        fs::write(&path, file).unwrap();
+        let arguments = ["--config".into(), path.clone().into()].to_vec();
+        let (gateway, _): (Gateway, _) = SettingsFile::new(path, arguments).load().unwrap();
+        let settings = gateway.settings().unwrap();
+        let live = gateway.live(&settings).unwrap();
+        let rdma = gateway.options.rdma(Some(&gateway.connect));
+        let (listen, metrics) = (&gateway.listen, &gateway.metrics);
+        let verbose = gateway.options.verbose;
+        format!("{listen:?} {settings:#?} {live:#?} {rdma:#?} {metrics:?} {verbose}")
+    }
+
+    /// The example of the settings file has each option, and a line of it that is no longer a comment changes
+    /// nothing.
+    #[test]
+    fn a_comment_of_the_example_is_the_default() {
+        let example = assets::example(&Gateway::augment_args(Command::new("gateway")));
+        let defaults = decided(&example);
+        let mut all = String::new();
+        let mut count = 0;
+        for line in example.lines() {
+            let setting = line
+                .strip_prefix("# ")
+                .and_then(|line| line.split_once(" = "));
+            match setting {
+                Some((key, value)) if !key.contains(' ') => {
+                    let one = format!("{example}\n{key} = {value}\n");
+                    assert_eq!(decided(&one), defaults, "{key} = {value}");
+                    all += &format!("{key} = {value}\n");
+                    count += 1;
+                }
+                _ => all += &format!("{line}\n"),
+            }
+        }
+        assert_eq!(decided(&all), defaults);
+        assert!(count > 20, "{count}");
+        let command = Gateway::augment_args(Command::new("gateway"));
+        for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+            let is_named = example.contains(&format!("{option} = "));
+            let is_for_people = ["config", "check-config", "json", "pcap"].contains(&option);
+            assert!(is_named != is_for_people, "{option}");
+        }
+    }
+}
