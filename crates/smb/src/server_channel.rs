@@ -165,7 +165,8 @@ impl ServerChannel {
         }
     }
 
-    /// Returns how the element could be translated if it may be changed and is not part of a compound.
+    /// Checks the element, and returns how it would be translated. The caller decides whether it may be: an element
+    /// that is signed or part of a compound is passed unchanged.
     fn element(&self, element: &Element, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let command = element.header.command;
         let message_id = element.header.message_id;

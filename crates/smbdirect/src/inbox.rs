@@ -37,7 +37,8 @@ const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
 /// length. Messages that wait here may use four times their length in addition, because a segment of a quarter of
 /// a block or more is not copied.
 const MAX_LENT_BYTES: usize = 2 * MAX_UNCHECKED_LOANS;
-/// Most bytes of messages that the provider may hold before this end takes them.
+/// While the provider may have more messages, less memory in use than this is not evaluated, because it may belong to
+/// messages that this end has not taken yet.
 const MAX_QUEUED_BYTES: usize = 16 * LARGEST_BLOCK;
 /// Shortest segment that is never copied because it is short: a quarter of the largest block.
 const MIN_LENT_SEGMENT_BYTES: usize = LARGEST_BLOCK / 4;

@@ -464,7 +464,7 @@ fn address(storage: &ffi::sockaddr_storage) -> io::Result<SocketAddr> {
     address.as_socket().ok_or_else(error)
 }
 
-/// Converts a limit to the milliseconds of C.
+/// Returns `limit` in milliseconds, as the C functions take it. A longer limit becomes the largest `c_int`.
 fn milliseconds(limit: Duration) -> c_int {
     c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX)
 }

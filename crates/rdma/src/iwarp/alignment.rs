@@ -28,9 +28,9 @@ use super::mpa;
 /// reports a broken FPDU if CRCs are on and a segment boundary cuts the CRC, and adapters receive
 /// such FPDUs on a slower path.
 ///
-/// Alignment requires Linux on this end. It is lost for the FPDUs that are in flight when the
-/// size of a segment changes: when the path MTU becomes smaller, and when this end has to report
-/// segments that arrived out of order (SACK), because this option takes the place of payload.
+/// Alignment requires Linux on this end. It is lost for the FPDUs in flight when segments become shorter.
+/// This happens when the path MTU becomes smaller. With [`Runs`](Self::Runs) it also happens when this end begins
+/// to report segments that arrived out of order, because the TCP option for this (SACK) takes room from the payload.
 #[cfg(feature = "tokio")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -376,8 +376,8 @@ impl Endpoint {
         self.events.pop_front()
     }
 
-    /// Appends the next datagrams to `out`, which the caller has cleared: at most `max_segments`,
-    /// for one call that sends several datagrams. Returns `None` if there is nothing to send.
+    /// Appends at most `max_segments` datagrams to `out`, to be sent with one system call. The caller has cleared
+    /// `out`. Returns `None` if there is nothing to send.
     pub fn poll_transmit(
         &mut self,
         now: Instant,
@@ -413,8 +413,8 @@ impl Endpoint {
                 self.send_mad(path, mad);
             }
             self.settle(now, number);
-            // The queue pair can send nothing before its next packet or timeout. A DREQ that `settle` has made is
-            // sent in the next iteration.
+            // The queue pair has nothing to send until a packet arrives for it or its timer expires. A DREQ that
+            // `settle` has made is sent in the next iteration.
             if let Some(connection) = self.connections.get_mut(&number)
                 && connection.is_queued
                 && connection.farewell.is_none()

@@ -236,8 +236,8 @@ fn correction(difference: u32, inverse: u32) -> Option<u16> {
 /// Returns the factor that moves a difference between the ICRCs of UDP payloads of `length` bytes back
 /// to the Identification.
 fn inverse_of(length: usize) -> u32 {
-    // The number of bytes from the Identification to the end of the bytes that the CRC covers.
     let covered = length - ICRC_LENGTH;
+    // The number of bytes from the start of the Identification to the end of the bytes that the CRC covers.
     let after = IPV4_LENGTH - IDENTIFICATION_OFFSET + UDP_LENGTH + covered;
     inverse_power(8 * after as u32)
 }

@@ -18,7 +18,8 @@ fn server() -> ServerChannel {
     speaking(0x0311)
 }
 
-/// Passes only the head of a request to the translator, as a caller that has not received all of it does.
+/// Passes the head of a request to the translator, as a caller that has not received all of it does. Then passes the
+/// whole request: for the result if the head was not enough, and otherwise to check that the result is the same.
 fn ask(server: &mut ServerChannel, bytes: &[u8]) -> Result<Offload, Refusal> {
     let head = bytes.len().min(ServerChannel::REQUEST_HEAD);
     match server.request(&bytes[..head], bytes.len()) {

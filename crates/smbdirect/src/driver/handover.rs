@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use super::{shared::Shared, state::State, waiting::Condition};
 use crate::rdma::runtime::background;
 
-/// Longest time that the end of a thread is delayed. A peer that takes nothing for this time has failed.
+/// Longest time that the end of a thread is delayed. A connection whose close takes longer is not waited for.
 const MAX_END_DELAY: Duration = Duration::from_secs(5);
 
 impl State {

@@ -615,7 +615,7 @@ mod tests {
             self.step(0, bytes, time)
         }
 
-        /// Returns whether the end polls after a stream, which then stops.
+        /// Receives bulk data and then nothing more, and returns whether the end polls after the data.
         fn polls_uselessly(&mut self) -> bool {
             let polls = self.after(BULK_BYTES, NOTHING);
             assert!(!self.after(0, WINDOW), "the window is over");

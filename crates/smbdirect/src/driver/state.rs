@@ -356,8 +356,8 @@ impl State {
         self.engine.span().clone()
     }
 
-    /// Closes the connection after the work submitted so far. The driver task is woken to do this,
-    /// because a handle may be dropped outside its runtime, where there is no clock.
+    /// Closes the connection after the work submitted so far. The driver task does the rest of the work, because a
+    /// handle may be dropped outside the runtime, where the timers of the runtime cannot be used.
     pub(crate) fn close(&mut self) {
         self.engine.close();
         self.wake_task();

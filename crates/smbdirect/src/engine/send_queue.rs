@@ -26,7 +26,8 @@ pub(super) struct SendQueue {
     packets: Option<Packets>,
 }
 
-/// The lengths of segments that make packets of the same length.
+/// How messages are cut into segments so that the provider's packets are full or, if a segment is one packet, of equal
+/// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packets {
     /// The most bytes of payload in a segment.

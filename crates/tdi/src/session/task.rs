@@ -74,7 +74,8 @@ impl Postponed {
         until.unwrap_or(due)
     }
 
-    /// Postpones the deadline `due` if it does not count yet at `now`, and returns whether it was postponed.
+    /// Postpones the deadline `due` if it does not apply at `now` under the rule of [`Postponements`], and returns
+    /// whether it was postponed.
     fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> bool {
         if self.due != Some(due) {
             *self = Self {

@@ -300,8 +300,8 @@ impl Communication {
         self.send(message)
     }
 
-    /// Ends the communication: sends a DREQ with `private_data` if it is established, and a REJ otherwise. Has no
-    /// effect if the communication has ended.
+    /// Ends the communication: sends a DREQ with `private_data` if it is established or if this end has sent its REP,
+    /// and a REJ before that. Has no effect if the communication has ended or is ending.
     pub fn disconnect(&mut self, now: Instant, private_data: PrivateData<220>) -> Output {
         match self.state {
             State::Established => {}

@@ -31,7 +31,8 @@ const SILENCE: Duration = Duration::from_millis(1);
 pub(super) struct Identification {
     /// The value of the last accepted packet.
     last: Option<u16>,
-    /// The difference between the values of the last two accepted packets, as 0 or 1.
+    /// What is added to `last` to guess the next value: 0 if the last two accepted packets had the same value,
+    /// otherwise 1.
     step: u16,
     /// The value of the last packet that was not accepted.
     candidate: Option<u16>,

@@ -90,7 +90,8 @@ pub enum QueuePairError {
     LongPacketsLost {
         /// The length in bytes of the payload of the oldest unacknowledged packet.
         lost: usize,
-        /// The length in bytes of the longest payload that was acknowledged.
+        /// The length in bytes of the longest payload that is known to be acknowledged. Of the packets that one
+        /// acknowledgement covers, only the oldest is considered.
         acknowledged: usize,
     },
 }

@@ -115,7 +115,8 @@ impl RetransmissionTimer {
         self.running = None;
     }
 
-    /// Records that the peer is alive and asks for a pause.
+    /// Stops the timer and forgets the silence of the peer, because the peer has answered with an RNR NAK and asks this
+    /// end to wait.
     pub(super) fn pause(&mut self) {
         self.restart();
         self.silent = Duration::ZERO;

@@ -23,8 +23,9 @@ pub(super) struct Window {
 const INITIAL_PACKETS: u32 = 64;
 /// The least size, which keeps one packet on its way while another is acknowledged.
 const MIN_PACKETS: u32 = 2;
-/// The most packets that are sent again after a timeout before the peer answers. With fewer packets, it takes a
-/// timeout more often to detect that they are lost again.
+/// The most packets that are sent again after a timeout before the peer answers. If fewer packets were sent again, it
+/// would be more likely that no packet after a lost one reaches the peer. The peer then sends no NAK, and only another
+/// timeout detects the loss.
 const PACKETS_AFTER_TIMEOUT: u32 = 8;
 /// The most packets in flight. The PSNs of packets in flight must be within half of the number
 /// space; this is far below it.
