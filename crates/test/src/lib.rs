@@ -32,6 +32,11 @@ mod time;
 pub use noise::noise;
 pub use time::within;
 
+/// The program of `README.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
+
 /// The programs of `docs/upper-layer.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/upper-layer.md")]
