@@ -77,7 +77,7 @@ pub struct MessageOptions {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let provider = Arc::new(Loopback::new());
-/// let address = "127.0.0.1:445".parse()?;
+/// let address = "127.0.0.1:445";
 /// let mut listener = Listener::bind(&*provider, address, Config::default()).await?;
 ///
 /// let client = Connection::connect(&*provider, address, Config::default()).await?;
