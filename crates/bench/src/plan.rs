@@ -138,7 +138,7 @@ impl Row {
             (Means::Tcp, Operation::Echo) => "TCP echo".into(),
             (Means::Tcp, Operation::Batch) => "TCP, batched".into(),
             (Means::Tcp, _) => "TCP, one write a message".into(),
-            (Means::TcpLoop, _) => "TCP, one thread an end".into(),
+            (Means::TcpLoop, _) => "TCP, one thread per end".into(),
             (Means::Frames, Operation::Echo) => "tokio frames echo".into(),
             (Means::Frames, _) => "tokio frames".into(),
             (Means::Channel, Operation::Echo) => "channel echo".into(),
@@ -283,7 +283,7 @@ pub enum Subject {
     Read,
     /// Round trips of 64 B, sleeping and busy-polling.
     Latency,
-    /// Messages of 64 B, several by one call and one by one call.
+    /// Messages of 64 B: several per call, and one per call.
     Rate,
     /// Copies and checksums in memory.
     Memory,

@@ -120,7 +120,7 @@ impl Wanted {
         let segment = self.segment.unwrap_or_else(|| choice.largest_segment());
         if segment < 128 {
             return Err(format!(
-                "a segment of {segment} is too small, the least is 128"
+                "a segment of {segment} is too small; the minimum is 128"
             ));
         }
         let over = self.transport.unwrap_or(choice.smb.over);
@@ -212,7 +212,7 @@ mod tests {
         for (key, value, expected) in [
             ("size", json!(0), "the size 0 is not within 1 to 8M"),
             ("size", json!(9 << 20), "is not within 1 to 8M"),
-            ("segment", json!(100), "the least is 128"),
+            ("segment", json!(100), "the minimum is 128"),
             ("means", json!("smoke"), "\"smoke\" does not do \"send\""),
             ("kind", json!("read-apart"), "does not do"),
             ("kind", json!("program"), "there is no program \"\""),

@@ -22,8 +22,8 @@ use crate::{
 ///
 /// Without TARGET it examines this machine: the kernel, RDMA adapters, mounts and servers. With
 /// SERVER or //SERVER/SHARE it also examines the way there: name, route, MTU, ports, SMB Direct
-/// over each transport, SMB. With --user it logs in and asks what only a session tells: the
-/// interfaces that the server offers, signing and encryption.
+/// over each transport, SMB. With --user it also logs in and checks what the server shows only to a
+/// session: its interfaces, signing and encryption.
 ///
 /// Prints a verdict, then each step with what was seen, and for each fault its cause and commands
 /// that cure it. Each attempt is a complete, correct exchange, and disturbs no server.

@@ -44,8 +44,8 @@ use output::Output;
 /// connect, by the mirror image of Microsoft's cases; each connection takes the next case. The
 /// status is 0 only if no case failed and at least one passed.
 ///
-/// Cases that can disable a server run only with --disruptive. Cases that wait for long timers of
-/// the peer run only if --max-wait allows it. `docs/conform.md` explains each kind of result.
+/// Cases that can disable a server run only with --disruptive. A case that waits for a long timer of the
+/// peer is run only if --max-wait permits it. `docs/conform.md` explains each kind of result.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Conform {
@@ -81,7 +81,7 @@ pub(crate) struct Conform {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     max_wait: Duration,
 
-    /// Longest time for what the peer has to do immediately
+    /// How late the peer may be with what the specification requires immediately
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     timeout: Duration,
 
@@ -128,7 +128,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect ping HOST --echo --count 2 --size 65536
 
 \x1b[1m\x1b[4mConnection settings\x1b[0m
-  say what is facts of the peer: --negotiation-timeout, --keepalive-interval,
+  describe the peer: --negotiation-timeout, --keepalive-interval,
   --keepalive-response-timeout and --credit-grant-timeout are its timers. The cases choose sizes and
   credits themselves. --pcap takes a file, or a directory for a file per case.
 
@@ -180,13 +180,13 @@ impl Conform {
     fn check_options(&self) -> Result<()> {
         if self.options.transport == Transport::Loopback {
             return Err(usage(
-                "--transport loopback stays within one process; leave it out for iwarp",
+                "--transport loopback stays within one process; without --transport, iWARP is used",
             ));
         }
         if self.options.has_sizes_or_credits() {
             return Err(usage(
-                "the cases choose sizes and credits themselves; leave --profile, the sizes and the \
-                 credits out",
+                "the cases choose sizes and credits themselves; do not give --profile, sizes or \
+                 credits",
             ));
         }
         if !self.listen {

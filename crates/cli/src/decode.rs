@@ -41,8 +41,8 @@ pub(crate) struct Decode {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Treat this port as SMB Direct: TCP as on 5445, even if its beginning was not captured, and
-    /// RoCE as on 445
+    /// Treat this port as SMB Direct: TCP as on port 5445, even if the start of the connection was not
+    /// captured, and RoCE as on port 445
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 

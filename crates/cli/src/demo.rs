@@ -451,8 +451,7 @@ fn report_connection(
     });
 }
 
-const ONE_MORE: &str =
-    "* one more than the maximum is posted so that the last credit can always be answered";
+const ONE_MORE: &str = "* one receive more than the maximum is posted, so that a message with the last credit can be answered";
 
 /// Returns the send credits, and the most there can be: the smaller of what this end asks for and
 /// the other grants.

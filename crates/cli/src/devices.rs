@@ -31,8 +31,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mIn the table:\x1b[0m
   QUEUE work requests in a queue, SGES pieces of memory in a Send, READS that are served and issued
-  concurrently on a connection, INVALIDATE whether a Send can carry a token to invalidate, and whether a
-  peer's can invalidate a token of ours that is a memory window.
+  concurrently on a connection. INVALIDATE is `sends` if the adapter can send Send with Invalidate, and
+  `windows` if it has memory windows, whose tokens a peer can invalidate.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"software\", transport, port_of_smb_direct, usable, why_not, datagrams_per_send,
@@ -66,7 +66,7 @@ fn adapters(report: &Report) -> Result<bool> {
 
     let devices = smbdirect_verbs::Verbs::devices().map_err(|why| {
         let why = unavailable(&why);
-        anyhow::anyhow!("no RDMA adapter can be used, which only --transport verbs needs: {why:#}")
+        anyhow::anyhow!("no RDMA adapter can be used: {why:#}; only --transport verbs needs one")
     })?;
     let rows = devices.iter().flat_map(linux::rows).collect::<Vec<_>>();
     for line in linux::table(&rows, report.style) {
@@ -165,9 +165,14 @@ impl Software {
                 ),
             };
             let checksums = match self.identification_is_right {
-                Some(true) => "checksums over IPv4 are right, as a raw socket shows",
-                Some(false) => "only peers of this library accept checksums over IPv4, so use IPv6",
-                None => "checksums over IPv4 are not tested: raw sockets need privileges",
+                Some(true) => "RoCE checksums (ICRC) over IPv4 are right; tested with a raw socket",
+                Some(false) => {
+                    "RoCE checksums (ICRC) over IPv4 are wrong on this system, and only peers that use this \
+                     library accept them; use IPv6"
+                }
+                None => {
+                    "RoCE checksums (ICRC) over IPv4 were not tested: that needs the privilege to open a raw socket"
+                }
             };
             let buffer = report::bytes(buffer as u64);
             report.line(format_args!(

@@ -77,12 +77,12 @@ pub(crate) struct Gateway {
 
     /// Read settings from a TOML file
     ///
-    /// Its keys are these options without dashes, and `listen` and `upstream`. Options given here take
+    /// Its keys are `listen`, `upstream` and these options without the leading `--`. Options given here take
     /// precedence. SIGHUP reads the file again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the file of --config, and end
+    /// Check the file of --config and exit
     #[arg(long, requires = "config")]
     check_config: bool,
 
@@ -94,13 +94,13 @@ pub(crate) struct Gateway {
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
     to: Kind,
 
-    /// Most concurrent connections
+    /// Maximum number of concurrent connections
     ///
     /// Further ones are closed immediately
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
-    /// Most memory for all connections
+    /// Maximum memory for all connections
     ///
     /// Half of it is for their buffers, a quarter for requests and a quarter for answers in flight.
     /// When it is used up, clients wait. It does not include the program itself and up to 100 MiB of
@@ -269,8 +269,8 @@ impl Gateway {
         if max_connections == 0 {
             let needed = report::bytes(2 * settings.memory_of_one());
             return Err(usage(format!(
-                "--memory is too little for one connection, which needs {needed}; raise it, or \
-                 lower --max-fragmented-size"
+                "--memory is too small: one connection needs {needed}; raise it, or lower \
+                 --max-fragmented-size"
             )));
         }
         Ok(Live {
@@ -293,8 +293,8 @@ impl Gateway {
         let most = limit.bytes / 4 * 3;
         if self.memory > most {
             warn!(
-                "--memory is {}, and {} permits {}: using {}, and leaving the rest to the program \
-                 itself",
+                "--memory is {}, but the memory limit in {} is {}; using {}, which leaves the rest for \
+                 the program itself",
                 report::bytes(self.memory),
                 limit.file,
                 report::bytes(limit.bytes),

@@ -8,12 +8,13 @@ const EXAMPLES: &str = "Examples:";
 
 /// The exit status of all commands.
 pub(crate) const EXIT_STATUS: &str = "\x1b[1m\x1b[4mExit status:\x1b[0m
-  0    the command did what was asked, also if a signal ended a server
+  0    the command did what was asked; this includes a server that a signal ended
   1    it did not: stderr has one line that begins with `error:`, or the output says what failed
        (conform: a case; decode: a rule; check: SMB Direct does not work; devices: no adapter)
   2    the command line or the settings file asks for something impossible; nothing was tried
        (check also: it could not find out whether SMB Direct works)
-  run has the status of the program, and 128 plus the signal if a signal killed it";
+  run exits with the status of the program, or with 128 plus the number of the signal that
+  killed it";
 
 /// The variables of the environment of all commands.
 pub(crate) const ENVIRONMENT: &str = "\x1b[1m\x1b[4mEnvironment:\x1b[0m

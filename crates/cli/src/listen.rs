@@ -62,14 +62,14 @@ pub(crate) struct Listen {
 
     /// Store the files that `smbdirect send` offers in DIR
     ///
-    /// It checks each, and never overwrites one
+    /// The checksum of each file is checked, and an existing file is never overwritten
     #[arg(long, group = "mode", value_name = "DIR")]
     receive: Option<PathBuf>,
 
     /// Lend each peer SIZE bytes to read and write by RDMA
     ///
-    /// The first message to the peer is the descriptor, 16 bytes. Messages of the peer are dropped. If
-    /// one of them ends the registration, the peer has no memory any more.
+    /// The first message to the peer is the descriptor of 16 bytes. Messages from the peer are dropped. If the peer
+    /// invalidates the descriptor's token with one of them, it can no longer use the memory.
     #[arg(long, group = "mode", value_name = "SIZE", value_parser = size)]
     memory: Option<u32>,
 
@@ -150,7 +150,7 @@ enum Event {
 const MAX_CONNECTIONS: usize = 128;
 /// Longest time that connections may take to end after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most messages being sent back before no more are received.
+/// Maximum number of messages being sent back before no more are received.
 const MAX_ECHOES: usize = 16;
 
 /// What to do with the messages of connections.

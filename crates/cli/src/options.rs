@@ -48,7 +48,7 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
     send_credit_target: Option<u16>,
 
-    /// Most send credits to give the peer
+    /// Maximum number of send credits to grant to the peer
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
     receive_credit_max: Option<u16>,
 
@@ -64,7 +64,7 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
     max_fragmented_size: Option<u32>,
 
-    /// Most bytes to move by one RDMA Read or Write; 64K or more
+    /// Maximum number of bytes to move by one RDMA Read or Write; 64K or more
     #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
     max_read_write_size: Option<u32>,
 
@@ -80,20 +80,22 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     credit_grant_timeout: Option<Duration>,
 
-    /// Wording of 3.1.5.1 and 3.1.5.8 to follow; v2014 answers each message with payload immediately
+    /// Wording of [MS-SMBD] 3.1.5.1 and 3.1.5.8 to follow; with v2014, every message that carries payload is
+    /// answered immediately, even if there are no credits to grant
     #[arg(long, value_enum, default_value_t, value_name = "WORDING", help_heading = SETTINGS)]
     revision: Wording,
 
-    /// CRC32C in iWARP frames; auto uses it with peers of this library and if the peer asks for it
+    /// CRC32C in iWARP frames; auto uses it if the peer runs this library too, or if the peer asks for it
     #[arg(long, visible_alias = "crc", value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
 
-    /// Alignment of iWARP frames with TCP segments; auto uses runs where CRC is on and the peer is not this
-    /// library
+    /// Alignment of iWARP frames with TCP segments; auto means `runs` if CRC is on and the peer is not known to
+    /// run this library, and `off` otherwise
     #[arg(long, value_enum, default_value_t, value_name = "HOW", help_heading = SETTINGS)]
     pub(crate) mpa_alignment: Alignment,
 
-    /// MPA revision to connect with, and no other [default: 2, or 1 if the peer hangs up on it]
+    /// MPA revision to connect with, without fallback [default: 2, and 1 if the peer closes or refuses that
+    /// connection]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
 
@@ -125,7 +127,7 @@ pub(crate) struct ConnectOptions {
 /// Options of commands that accept connections.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AcceptOptions {
-    /// Longest time for a peer that has connected to negotiate [default: 5]
+    /// How long a peer may take to negotiate after it has connected [default: 5]
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     negotiation_timeout: Option<Duration>,
 }
@@ -175,9 +177,9 @@ pub(crate) enum Alignment {
     #[default]
     Auto,
     Off,
-    /// One frame a segment, each written by itself
+    /// One frame per segment; each frame is written by itself
     Single,
-    /// One frame a segment, written in runs that segmentation offload cuts
+    /// One frame per segment; several frames are written at once, and segmentation offload separates them
     Runs,
 }
 
@@ -397,7 +399,7 @@ fn in_options(error: &ConfigError) -> String {
             value,
             minimum,
         } => format!(
-            "{} {value} is too small, the least is {minimum}",
+            "{} {value} is too small; the minimum is {minimum}",
             option(setting)
         ),
         ConfigError::ZeroDuration { setting } => format!("{} must not be zero", option(setting)),
@@ -430,17 +432,14 @@ pub(crate) fn with_profiles(help: &str) -> String {
 
 /// Parses a number that is not zero.
 pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(0) => Err("at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(_) => Err("it is a number, at least 1".into()),
-    }
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "expected a number of at least 1".into())
 }
 
 /// Parses a size in bytes, with K, M or G for the binary multiples.
 pub(crate) fn size(text: &str) -> Result<u32, String> {
     let bytes = large_size(text)?;
-    u32::try_from(bytes).map_err(|_| "the most is 4294967295 bytes".into())
+    u32::try_from(bytes).map_err(|_| "the maximum is 4294967295 bytes".into())
 }
 
 /// Parses a size that may be 4 GiB and more.
@@ -457,7 +456,7 @@ pub(crate) fn large_size(text: &str) -> Result<u64, String> {
     let number = digits.parse::<u64>().ok();
     number
         .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("the most is {} bytes", u64::MAX))
+        .ok_or_else(|| format!("the maximum is {} bytes", u64::MAX))
 }
 
 /// Parses a time in seconds that is not zero; fractions are allowed.

@@ -320,7 +320,7 @@ fn contents(sequence: u64, length: usize) -> Bytes {
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Upper bound of the histogram: an hour, more than a keepalive or an echo can take.
 const MAX_NANOSECONDS: u64 = 3_600_000_000_000;
-/// Most round trips that are kept individually; a ping may run for days.
+/// Maximum number of round trips that are kept individually; a ping may run for days.
 const MAX_SAMPLES: usize = 1 << 20;
 
 struct Tally {

@@ -42,8 +42,8 @@ use crate::{
 /// server, and its other connections stay as they are. It has to be linked with the C library
 /// dynamically, so static programs are refused. Data goes in messages, not by RDMA Read and Write.
 ///
-/// Signals to this command reach the program. The exit status is that of the program, and 128 plus
-/// the signal if a signal killed it.
+/// Signals to this command reach the program. The exit status is that of the program, or 128 plus the number of
+/// the signal that killed it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Run {
@@ -103,8 +103,8 @@ pub(crate) fn is_broker() -> bool {
 }
 
 impl Run {
-    /// Does the parts of this command that have no threads, because the signals of a process with threads reach any of
-    /// them. Returns `None` in the process that is the broker.
+    /// Runs the parts of this command that must not have threads: a signal to a process can be delivered to any of
+    /// its threads. Returns `None` in the process that is the broker.
     pub(crate) fn without_threads(&self) -> Option<Result<u8>> {
         match env::var(PART).as_deref() {
             Ok(BROKER) => None,
@@ -180,14 +180,14 @@ impl Run {
         let folder = tempfile::Builder::new()
             .prefix("smbdirect-run-")
             .tempdir()
-            .context("no folder for the socket of the program")?;
+            .context("cannot create a temporary folder for the program's socket")?;
         let provider = rdma.provider().clone();
         let socket = folder.path().join("broker");
         let port = self
             .direct_port
             .unwrap_or_else(|| provider.attributes().default_port);
         let broker = Broker::new(&socket, provider, port, config)
-            .with_context(|| format!("no socket at {}", socket.display()))?;
+            .with_context(|| format!("cannot create a socket at {}", socket.display()))?;
         writeln!(io::stdout(), "{}", socket.display())?;
         let program_end = tokio::task::spawn_blocking(|| io::stdin().read(&mut [0]));
         broker
@@ -207,8 +207,8 @@ fn passed_signals() -> SigSet {
     signals
 }
 
-/// The signals that this process passes to the program. They are blocked as long as this value exists, and keep the
-/// dispositions that the program inherits.
+/// The signals that this process passes to the program. They are blocked while this value exists. Their
+/// dispositions do not change, so the program inherits those that this process had.
 struct Signals(SignalFd);
 
 impl Signals {

@@ -172,7 +172,7 @@ impl Send {
             let source = if path != Path::new("-") {
                 Source::open(path)
             } else if is_stdin_read {
-                Err("stdin can be sent once".into())
+                Err("stdin can be sent only once; give `-` once".into())
             } else {
                 is_stdin_read = true;
                 tokio::select! {

@@ -77,7 +77,7 @@ pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
         0 => return Ok(None),
         1 => {}
         number => bail!(
-            "the service manager has passed {number} sockets, one is needed; have one \
+            "the service manager has passed {number} sockets, but exactly one is needed; use one \
              ListenStream= in the socket unit"
         ),
     }

@@ -49,7 +49,7 @@ pub(crate) struct Top {
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
 
-    /// Print one table, and end
+    /// Print one table and exit
     #[arg(long)]
     once: bool,
 
@@ -68,10 +68,15 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect top server:9445 --once                           one table, for a script or a report
 
 \x1b[1m\x1b[4mColumns:\x1b[0m
-  Messages and bytes of messages per second, bytes per second by RDMA Read and Write of this end,
-  send credits held of those asked for, credits granted to the peer of the most that are granted,
-  waits for a send credit per second and the part of the time that messages waited, the last round
-  trip of a keepalive, registered memory regions.";
+  PEER, AGE                 address of the peer, and how long it has been connected
+  SENT/s, RECV/s, OUT, IN   messages and their bytes per second
+  READ, WRITE               bytes per second by RDMA Read and Write of this end
+  CREDITS                   send credits held / requested
+  GRANTED                   credits granted to the peer / maximum
+  STALLS/s                  how often per second a message had to wait for a send credit
+  WAIT                      share of the time in which messages waited for one
+  RTT                       last round trip of a keepalive
+  REGIONS                   registered memory regions";
 
 impl Top {
     pub(crate) async fn run(self) -> Result<bool> {

@@ -45,13 +45,13 @@ use thiserror::Error;
 
 use crate::{report, transport};
 
-/// Most pieces of a file in flight.
+/// Maximum number of pieces of a file in flight.
 pub(crate) const WINDOW: usize = 8;
-/// Most bytes of a piece. Pieces by RDMA have exactly this many, except the last of a file.
+/// Maximum number of bytes of a piece. Pieces by RDMA have exactly this many, except the last of a file.
 pub(crate) const MAX_PIECE: u32 = 1 << 20;
 /// Default of the longest time without progress.
 pub(crate) const INACTIVITY_LIMIT: Duration = Duration::from_secs(30);
-/// Most messages that a peer may still have in flight when a file is given up.
+/// Maximum number of messages that a peer may still have in flight when a file is given up.
 const MAX_STALE: usize = 2 * WINDOW + 2;
 
 /// The method by which the bytes of a file move.

@@ -22,7 +22,7 @@ pub(crate) struct Ends {
     pub(crate) passive: Rdma,
 }
 
-/// Returns the ends of a command that is both ends.
+/// Returns both ends, for a command that runs both of them in this process.
 ///
 /// # Errors
 /// The transport cannot be captured, or the capture cannot be written.
@@ -73,7 +73,7 @@ pub(crate) fn accepting_end(
     if options.transport == Transport::Loopback {
         return Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
-             leave it out for iwarp",
+             without --transport, iWARP is used",
         ));
     }
     let (settings, capture) = captured(options, connect)?;

@@ -214,7 +214,7 @@ fn program_without_the_library_is_refused() {
     fs::copy(&program, &privileged).unwrap();
     if chown(&privileged, Some(65534), None).is_ok() {
         fs::set_permissions(&privileged, Permissions::from_mode(0o4755)).unwrap();
-        refused.push((privileged, "other privileges"));
+        refused.push((privileged, "gets other privileges"));
     }
     for (program, reason) in refused {
         let (mut command, port) = redirected(&server).unwrap();

@@ -437,7 +437,7 @@ fn load_goals(loads: &[Load]) -> Vec<Goal> {
             ours.filter_map(of).map(|range| range.median)
         };
         goals.push(Goal::at_least(
-            format!("{name}, 1 to 512 connections / TCP, one thread an end"),
+            format!("{name}, 1 to 512 connections / TCP, one thread per end"),
             figures(|load| load.rate_to_tcp).reduce(f64::min),
             " x",
             [1.0; 2],

@@ -40,8 +40,8 @@ pub(super) fn print_head(report: &Report) {
 pub(super) fn print_legend(report: &Report) {
     report.line(report.style.dim(
         "\nfairness: operations of the slowest connection / of the fastest; p50 to p99.9: a request of \
-         4 KiB\non another connection; x TCP, p99 x: rate and p99 / those of plain TCP by one thread an \
-         end",
+         4 KiB\non another connection; x TCP, p99 x: rate and p99 / those of plain TCP with one thread \
+         per end",
     ));
 }
 

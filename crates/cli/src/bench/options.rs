@@ -32,9 +32,9 @@ use crate::{
 ///
 /// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With ADDR
 /// the other end is a `smbdirect bench --serve` there. All rows are measured alternately, in short
-/// bursts, on the same cores, and the table shows medians. A message counts when it was received
-/// whole, as scattered parts; a write counts when the far end has received a message that was sent
-/// after it.
+/// bursts, on the same cores, and the table shows medians. A message counts once all of it
+/// has been received; its parts stay where they arrived and are not copied together. A write counts
+/// when the far end has received a message that was sent after it.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Bench {
@@ -104,7 +104,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(super) rounds: u64,
 
-    /// Length of a burst [default: at most 0.25, and so that all ends within half a minute]
+    /// Length of a burst [default: at most 0.25, chosen so that the whole measurement takes less than half a minute,
+    /// or minutes with --full]
     #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
 
@@ -148,10 +149,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench --serve --transport verbs
   smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one
 
-  Where the system's congestion control is bbr, which costs much on one machine:
+  If the system's congestion control is bbr, whose pacing takes much CPU time on one machine:
   smbdirect bench --congestion-control reno
 
-  Where to wake a core that has nothing to do takes long, as in many virtual machines:
+  If waking an idle core takes long, as in many virtual machines:
   smbdirect bench --keep-awake
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
@@ -169,7 +170,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
    load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
 
-/// Most connections of a link.
+/// Maximum number of connections of a link.
 const MAX_CONNECTIONS: u32 = 16_384;
 
 impl Bench {
@@ -232,7 +233,7 @@ impl Bench {
         }
         if matches!(over, Kind::Roce | Kind::Verbs) && self.compare {
             return Err(usage(
-                "--compare is about iWARP on this machine, without --transport",
+                "--compare works only with iWARP on this machine; omit --transport",
             ));
         }
         if over == Kind::Loopback && (self.address.is_some() || self.processes > 1) {
@@ -245,7 +246,9 @@ impl Bench {
             transport::check_connectable(address)?;
         }
         if self.options.pcap.is_some() {
-            return Err(usage("--pcap is not for bench: writing would be measured"));
+            return Err(usage(
+                "--pcap cannot be used with bench: the time to write the capture would be measured too",
+            ));
         }
         Ok(())
     }
@@ -286,7 +289,7 @@ impl Bench {
         };
         match segments.iter().find(|&&segment| segment < 128) {
             Some(segment) => Err(usage(format!(
-                "--segment {segment} is too small, the least is 128"
+                "--segment {segment} is too small; the minimum is 128"
             ))),
             None => Ok(segments),
         }
@@ -452,11 +455,12 @@ pub(super) enum SubjectOption {
     Read,
     /// Round trips of 64 B, sleeping and busy-polling
     Latency,
-    /// Messages of 64 B, several by one call and one by one call
+    /// Messages of 64 B: several per call, and one per call
     Rate,
     /// Copies and checksums in memory
     Memory,
-    /// A thousand idle connections and 64 busy ones, or with --connections, requests beside data
+    /// A thousand idle connections and 64 busy ones; with --connections, data on that many connections while
+    /// another one carries requests
     Connections,
 }
 

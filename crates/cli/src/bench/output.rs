@@ -137,13 +137,13 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
     }
     if let Some(share) = summary.core_share {
         noise.push(format!(
-            "ends that shared a core had {:.0} % of its time",
+            "while both ends ran on one core, they got {:.0} % of its time",
             share * 100.0
         ));
     }
     if summary.dropped > 0 {
         noise.push(format!(
-            "{} of {} samples dropped: the cores were at another cache distance",
+            "{} of {} samples dropped: a cache line took unusually long or short between the two cores",
             summary.dropped,
             summary.dropped + summary.kept
         ));
@@ -154,7 +154,7 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
         .collect();
     if !elsewhere.is_empty() {
         noise.push(format!(
-            "measured at another cache distance than the others, and not comparable: {}",
+            "not comparable with the others, because the time of a cache line between the two cores was different: {}",
             elsewhere.join(", ")
         ));
     }

@@ -179,7 +179,7 @@ fn words(kind: &EventKind, style: Style) -> String {
         EventKind::NegotiateRequest(request) => negotiate_request(request),
         EventKind::NegotiateResponse(response) => negotiate_response(response),
         EventKind::Headless { length, .. } => format!(
-            "{}, and its fields are not in the capture or not there at all",
+            "{}; its fields were not captured, or the message is too short to have them",
             plural(*length, "byte")
         ),
         EventKind::Gap { bytes } => {
@@ -304,7 +304,7 @@ fn negotiate_response(response: &NegotiateResponse) -> String {
     )
 }
 
-/// Most streams that the summary lists individually.
+/// Maximum number of streams that the summary lists individually.
 const MAX_STREAMS: usize = 10;
 
 /// Prints the summary.

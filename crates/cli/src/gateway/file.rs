@@ -1,7 +1,7 @@
 //! `--config FILE`: a TOML file with the names and the values of the options.
 //!
-//! Each key is an option of the command without its dashes, and is checked by the option itself. So the file and
-//! the command line accept the same values. Options on the command line take precedence.
+//! Each key is the name of an option without the leading dashes, and its value is checked as the option checks it.
+//! So the file and the command line accept the same values. Options on the command line take precedence.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -187,7 +187,7 @@ fn as_arguments(option: &Arg, values: &[String]) -> Vec<OsString> {
     }
 }
 
-/// Most times that a flag can be given.
+/// Maximum number of times that a flag can be given.
 const MAX_COUNT: usize = 9;
 
 /// Checks the values of one setting by its option.

@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 
 use super::source::Source;
 
-/// Most clients that are served at the same time; further ones wait.
+/// Maximum number of clients that are served at the same time; further ones wait.
 const MAX_CLIENTS: usize = 16;
 /// Longest time for a client to send a request and take the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -235,7 +235,8 @@ impl Connector {
                     .write_all(&number.raw_os_error().to_ne_bytes())
                     .await;
                 if number == Errno::TIMEDOUT {
-                    // The operating system reports the same error to the program when its own limit has passed.
+                    // The broker keeps its socket for this connection until the program's own connect has timed
+                    // out, which gives the program the same error.
                     let mut end = self.end.subscribe();
                     let _ = timeout(SYN_TIMEOUT, end.wait_for(|end| *end)).await;
                 }

@@ -22,7 +22,7 @@ use tracing::debug;
 /// Name of the library that is loaded into the program.
 pub(super) const LIBRARY: &str = "libsmbdirect_preload.so";
 
-/// Most interpreters of scripts that follow each other, as in Linux.
+/// Maximum depth of scripts whose interpreter is a script again, as in Linux.
 const MAX_INTERPRETERS: usize = 5;
 
 /// Longest first line of a script in bytes, as in Linux.
@@ -42,10 +42,11 @@ pub(super) fn check(name: &OsStr, library: &Path) -> Result<()> {
     };
     let program = executable(program)?;
     let shown = program.display();
-    let with_tcp = "so its connections would remain TCP; put `smbdirect gateway --from tcp` in front of the server for it";
+    let with_tcp = "so its connections would still use TCP; put `smbdirect gateway --from tcp` in front of the server for it";
     if gains_privileges(&program)? {
         bail!(
-            "{shown} runs with other privileges, and the system loads no library into it, {with_tcp}"
+            "{shown} gets other privileges when it starts (set-user-ID, set-group-ID or file capabilities), \
+             and the system then loads no library into it, {with_tcp}"
         );
     }
     let linker = dynamic_linker(&program).with_context(|| format!("{shown} is not readable"))?;

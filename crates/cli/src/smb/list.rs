@@ -27,8 +27,8 @@ use super::{
 ///
 /// For a folder it prints one line per entry, in the server's order, as it comes: attributes, size in bytes, time of the last
 /// change of the contents, and name. The attributes are d (folder) or l (link), r (read-only), h (hidden), s
-/// (system) and a (archive). In a name, U+FFFD stands for a character that a terminal would obey, and for UTF-16
-/// that is not well-formed.
+/// (system) and a (archive). In a name, U+FFFD stands for a character that controls the terminal or
+/// the direction of text, and for UTF-16 that is not well-formed.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct List {

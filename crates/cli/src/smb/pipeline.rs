@@ -14,7 +14,7 @@ use super::session::Session;
 const REQUEST_BYTES: usize = 1 << 20;
 /// Bytes of the requests that are outstanding. More do not make a transfer faster.
 const OUTSTANDING_BYTES: usize = 8 << 20;
-/// Most requests that are outstanding: some servers grant 128 credits or fewer.
+/// Maximum number of requests that are outstanding: some servers grant 128 credits or fewer.
 const MAX_OUTSTANDING: usize = 32;
 
 /// Longest time for the server to answer the requests of a transfer that ends, and for closing its file.

@@ -50,7 +50,7 @@ impl FromStr for Place {
             .filter(|part| !part.is_empty() && *part != ".")
             .collect();
         if parts.contains(&"..") {
-            return Err("a path on a server has no `..`".into());
+            return Err("`..` is not allowed in a path on a server".into());
         }
         Ok(Self {
             address,

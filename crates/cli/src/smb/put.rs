@@ -295,7 +295,9 @@ impl Unfinished<'_> {
     /// the error to report. A file that `is_temporary` is complete, or the server deletes it.
     fn unknown(&self, is_temporary: bool, stopped: Stopped) -> anyhow::Error {
         let place = report::printable(&self.place.to_string());
-        let notice = anyhow!("{place} is complete if it exists now");
+        let notice = anyhow!(
+            "the server did not confirm the file's name; if {place} exists, it is complete"
+        );
         report::error(&of_kind(Kind::Path, notice));
         if is_temporary {
             stopped.into()
@@ -304,7 +306,7 @@ impl Unfinished<'_> {
         }
     }
 
-    /// Removes the file, or reports that it may remain on the server. Returns the error for which it is removed.
+    /// Removes the file, or reports that it may remain on the server. Returns the error that stopped the transfer.
     async fn remove(
         &self,
         file: File,
@@ -316,7 +318,7 @@ impl Unfinished<'_> {
         }
         let is_temporary = file.is_temporary();
         let removing = async {
-            // It may be closed already. A temporary one is deleted then.
+            // The file may be closed already. Closing a temporary file also deletes it.
             let closed = file.close().await;
             if is_temporary {
                 return closed;
@@ -341,7 +343,7 @@ impl Unfinished<'_> {
         stopped.into()
     }
 
-    /// Returns the error for which the file is not removed.
+    /// Reports that the unfinished file may be left on the server, and returns the error that stopped the transfer.
     fn left(&self, stopped: Stopped) -> anyhow::Error {
         let notice = anyhow!(
             "the unfinished file `{}` may be left on the server; delete it there",

@@ -345,8 +345,8 @@ fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Erro
         ),
         (Some(NtStatus::ACCESS_DENIED), _) => anyhow!(
             "{address} refuses the share `{share}` to this session, which cannot encrypt: the share \
-             requires encryption, or its permissions exclude the user; give --user USER, or let the \
-             server speak SMB 3"
+             requires encryption, or its permissions exclude the user; give --user USER, or enable \
+             SMB 3 on the server"
         ),
         (_, Error::NoKey) => {
             anyhow!("the share `{share}` of {address} asks for encryption: {NO_GUESTS}")
@@ -401,7 +401,9 @@ fn explain_path(error: Error, place: &Place) -> anyhow::Error {
         Some(NtStatus::FILE_IS_A_DIRECTORY) => "it is a folder; give the path of a file",
         Some(NtStatus::ACCESS_DENIED) => "access is denied; check the permissions of this user",
         Some(NtStatus::SHARING_VIOLATION) => "another program has it open; try again later",
-        Some(ILLEGAL_CHARACTER) => "the server opens no file with this name; rename it there",
+        Some(ILLEGAL_CHARACTER) => {
+            "the server cannot open a file with this name, because of a character in it; rename it there"
+        }
         Some(NtStatus::DISK_FULL) => "the server's disk is full",
         _ => {
             return match error {

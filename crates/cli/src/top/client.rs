@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
+use smbdirect_transport::ResolveError;
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
 
 /// Longest time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most bytes of an answer, enough for tens of thousands of connections.
+/// Maximum number of bytes of an answer, enough for tens of thousands of connections.
 const MAX_ANSWER_BYTES: usize = 32 << 20;
 
 /// Returns the status of the command whose `--metrics` is `address`.
@@ -28,7 +29,12 @@ const MAX_ANSWER_BYTES: usize = 32 << 20;
 pub(super) async fn status(address: &Address, default_port: u16) -> Result<Status> {
     let stream = transport::connect_tcp(address, default_port, ANSWER_TIMEOUT)
         .await
-        .context("start the gateway or listener with --metrics ADDR")
+        .map_err(|error| match error.downcast::<ResolveError>() {
+            Ok(unknown_name) => unknown_name.into(),
+            Err(error) => {
+                anyhow!("{error:#}; the server is a gateway or listener with --metrics ADDR")
+            }
+        })
         .of_kind(Kind::Connect)?;
     let asking = timeout(ANSWER_TIMEOUT, ask(stream, address));
     let Ok(answer) = asking.await else {

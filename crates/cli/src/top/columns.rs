@@ -139,7 +139,8 @@ pub(super) fn summary(rated: &Rated) -> [String; 4] {
             bytes(rates.bytes_written),
         ),
         format!(
-            "stalls: send credit {}/s, {:.1} waiting  send queue {}/s  registrations {}/s, {} now",
+            "stalls: no send credit {}/s (on average {:.1} connections waiting)  send queue full {}/s  \
+             registrations {}/s, {} now",
             number(rates.credit_stalls),
             rates.waiting,
             number(rates.send_queue_stalls),

@@ -118,7 +118,7 @@ struct Failure {
     ends: Option<TransferError>,
 }
 
-/// Most bytes of a refused name that are reported.
+/// Maximum number of bytes of a refused name that are reported.
 const MAX_REPORTED_NAME_BYTES: usize = 255;
 
 struct Receiver<'a> {

@@ -335,7 +335,7 @@ fn over_adapters_the_other_end_is_named() {
         .failed(2, "--transport verbs needs ADDR")
         .one_line();
     run(&["bench", "--transport", "verbs", "127.0.0.1", "--compare"])
-        .failed(2, "--compare is about iWARP on this machine");
+        .failed(2, "--compare works only with iWARP on this machine");
     // Without --transport verbs no adapters are used.
     let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
     let mut stream = TcpStream::connect(&serving.address).unwrap();

@@ -124,7 +124,8 @@ fn credits(most: &str, transport: &str) -> (Vec<String>, bool) {
     let numbers = words.filter(|&word| word != "of").map(str::to_owned);
     (
         numbers.collect(),
-        done.stdout.contains("\n* one more than the maximum"),
+        done.stdout
+            .contains("\n* one receive more than the maximum"),
     )
 }
 

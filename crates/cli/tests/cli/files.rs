@@ -522,7 +522,7 @@ fn stdin_arrives_as_a_file() {
     running.write(&bytes);
     running.close_stdin();
     let done = running.finish();
-    done.failed(1, "stdin can be sent once");
+    done.failed(1, "stdin can be sent only once; give `-` once");
     assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");
     assert_eq!(names_in(&place.into), ["stdin"]);
     assert_eq!(fs::read(place.into.join("stdin")).unwrap(), bytes);

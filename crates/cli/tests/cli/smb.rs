@@ -270,8 +270,8 @@ fn a_put_that_is_interrupted_while_it_creates_or_names_the_file_ends_soon() {
     for (silent, answered, says) in [
         // The first CREATE asks whether the file exists.
         (CREATE, 1, ".partial` may be left on the server"),
-        (SET_INFO, 0, "stored is complete if it exists now"),
-        (CLOSE, 0, "stored is complete if it exists now"),
+        (SET_INFO, 0, "stored exists, it is complete"),
+        (CLOSE, 0, "stored exists, it is complete"),
     ] {
         let address = losing_answers(&server.smbd_address, silent, answered);
         server.gateway = Some(listening(command(&["gateway", "127.0.0.1:0", &address])));

@@ -82,7 +82,10 @@ fn what_is_not_there_is_named_with_a_cure() {
         .unwrap()
         .to_string();
     run(&["top", &free])
-        .failed(1, "start the gateway or listener with --metrics ADDR")
+        .failed(
+            1,
+            "; the server is a gateway or listener with --metrics ADDR",
+        )
         .one_line();
     let listening = listen(&["--sink"]);
     run(&["top", &listening.address])

@@ -17,7 +17,7 @@ fn usage_errors_have_status_2() {
         (&["bench", "--sizes", "9M"], "--sizes 9437184 is not within"),
         (
             &["bench", "--segment", "100"],
-            "--segment 100 is too small, the least is 128",
+            "--segment 100 is too small; the minimum is 128",
         ),
         (&["bench", "--outstanding", "0"], "0 is not in 1..=128"),
         (&["bench", "--rounds", "0"], "at least 1"),
@@ -59,7 +59,10 @@ fn usage_errors_have_status_2() {
             &["bench", "--congestion-control", "telepathy"],
             "--congestion-control telepathy: no such file",
         ),
-        (&["bench", "--pcap", "x"], "--pcap is not for bench"),
+        (
+            &["bench", "--pcap", "x"],
+            "--pcap cannot be used with bench",
+        ),
         (
             &["bench", "--max-fragmented-size", "64K"],
             "--max-fragmented-size 65536 is too small",
@@ -139,7 +142,7 @@ fn usage_errors_have_status_2() {
         ),
         (
             &["demo", "--max-send-size", "127"],
-            "--max-send-size 127 is too small, the least is 128",
+            "--max-send-size 127 is too small; the minimum is 128",
         ),
         (
             &["demo", "--max-receive-size", "1"],
@@ -165,7 +168,7 @@ fn usage_errors_have_status_2() {
             &["demo", "--max-send-size", "8T"],
             "a size is a number of bytes",
         ),
-        (&["demo", "--max-send-size", "4G"], "the most is"),
+        (&["demo", "--max-send-size", "4G"], "the maximum is"),
         (&["demo", "--keepalive-interval", "0"], "more than zero"),
         (
             &["demo", "--keepalive-response-timeout", "0"],

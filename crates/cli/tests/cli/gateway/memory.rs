@@ -602,7 +602,7 @@ fn too_little_memory_is_a_usage_error_with_the_minimum() {
         let memory = ["--memory", "1M", more];
         let all: Vec<&str> = arguments.into_iter().chain(memory).collect();
         let all = all.strip_suffix(&[""]).unwrap_or(&all);
-        let says = format!("--memory is too little for one connection, which needs {least}");
+        let says = format!("--memory is too small: one connection needs {least}");
         run(all).failed(2, &says).one_line();
     }
 }

@@ -68,7 +68,10 @@ fn a_settings_file_is_checked_without_starting() {
             "max-conections = 10",
             "line 1: unknown setting `max-conections`; did you mean `max-connections`?",
         ),
-        ("max-connections = 0", "line 1: max-connections: at least 1"),
+        (
+            "max-connections = 0",
+            "line 1: max-connections: expected a number of at least 1",
+        ),
         (
             "\nfrom = 'smb'",
             "line 2: from: expected one of smbdirect, tcp",
@@ -80,7 +83,7 @@ fn a_settings_file_is_checked_without_starting() {
         ("listen = ':1'", "upstream is missing"),
         (
             "listen = ':1'\nupstream = 'nas'\nmemory = '1M'",
-            "--memory is too little",
+            "--memory is too small",
         ),
         ("listen = ':1'\nupstream = ':1'", "has no host"),
     ] {
@@ -190,7 +193,7 @@ async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
         "--config",
         path.to_str().unwrap(),
     ]);
-    let needed = check.stderr.split("which needs ").nth(1).unwrap();
+    let needed = check.stderr.split("one connection needs ").nth(1).unwrap();
     let needed: f64 = needed.split(" MiB").next().unwrap().parse().unwrap();
     let enough = format!("memory = '{}M'\nmax-connections = 8", needed as u64 + 1);
     file.write(&settings(&server, &enough));
