@@ -475,7 +475,7 @@ pub(crate) fn seconds_or_zero(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|_| plain);
     let seconds = seconds.ok_or("a time is a number of seconds, as in 5 or 0.25")?;
     if seconds > MAX_SECONDS {
-        return Err(format!("the most is {MAX_SECONDS} seconds"));
+        return Err(format!("the maximum is {MAX_SECONDS} seconds"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -113,7 +113,7 @@ fn captured(
         Transport::Verbs => {
             return Err(usage(
                 "--pcap cannot capture --transport verbs: the adapters make the packets; \
-                 leave it out, or capture with tcpdump where the kernel sees them",
+                 omit it, or capture with tcpdump where the kernel sees them",
             ));
         }
         Transport::Loopback => {

@@ -253,7 +253,7 @@ pub(super) fn cannot_listen(text: &str, kind: io::ErrorKind, address: SocketAddr
             "ports below 1024 need administrator rights; give a higher one"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "it is not an address of this machine; leave the host out to listen on all of them"
+            "it is not an address of this machine; omit the host to listen on all of them"
         }
         _ => "give another address",
     };

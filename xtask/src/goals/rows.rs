@@ -85,7 +85,7 @@ pub(super) fn send(segment: u32, crc: bool, size: u32, placement: Placement) -> 
     Row::new("send", "smbdirect", size, placement).iwarp(segment, crc)
 }
 
-/// 64-byte messages, several by one call.
+/// 64-byte messages, several per call.
 pub(super) fn rate(placement: Placement) -> Row {
     Row::new("send", "smbdirect-batched", RATE_BYTES, placement).iwarp(LARGE_SEGMENT, true)
 }
@@ -131,7 +131,7 @@ pub(super) fn tcp_echo(busy_poll: bool) -> Row {
     Row { busy_poll, ..row }
 }
 
-/// Messages over the in-process provider, several by one call.
+/// Messages over the in-process provider, several per call.
 pub(super) fn in_process(size: u32) -> Row {
     Row {
         transport: Some("loopback".into()),
