@@ -1,9 +1,9 @@
 //! SMB Direct ([MS-SMBD], the RDMA transport of SMB3) in user space.
 //!
-//! A `Connection` carries messages of any length between two ends, with flow control by credits, and gives each
-//! end RDMA access to buffers that the other has registered. It runs on a provider of RDMA: `Iwarp` speaks
-//! iWARP over plain TCP and needs no adapter, no kernel module and no root; `rdma::roce::Roce` speaks RoCEv2 over
-//! UDP; `Loopback` connects ends in one process; the package `smbdirect-verbs` uses RDMA adapters through rdma-core.
+//! A [`Connection`] carries messages of any length between two ends, with flow control by credits, and gives each
+//! end RDMA access to buffers that the other has registered. It runs on a provider of RDMA: [`Iwarp`] speaks
+//! iWARP over plain TCP and needs no adapter, no kernel module and no root; [`Roce`] speaks RoCEv2 over UDP;
+//! [`Loopback`] connects ends in one process; the package `smbdirect-verbs` uses RDMA adapters through rdma-core.
 //!
 //! ```text
 //!    an SMB server or client, a gateway, or another upper layer
@@ -46,12 +46,49 @@
 //! # fn main() {}
 //! ```
 //!
+//! # What to know
+//!
+//! | question | answer |
+//! |---|---|
+//! | Which provider? | [`Iwarp`] between machines, [`Roce`] for peers that speak RoCE, [`Loopback`] in tests. One value serves any number of connections. |
+//! | Which addresses? | What tokio takes: `"server:5445"`, a `SocketAddr`, a pair of host and port. Names are looked up, and each address is tried. The port is 5445 over iWARP and 445 over RoCE. |
+//! | Does a slow client delay [`accept`](Listener::accept)? | No. Each peer negotiates in a task of its own, and one that fails is logged. An error of `accept` is one of the listener: it has ended. To refuse or configure peers one by one, use [`IncomingListener`]. |
+//! | How does a connection end? | [`close`](Connection::close), or drop the last handle: both send what was submitted first. [`recv`](Connection::recv) then returns [`ConnectionError::Closed`] at the peer. [`closed`](Connection::closed) waits for the end. |
+//! | Which calls are cancel-safe? | All. A `select!` or a timeout around `accept` or `recv` loses nothing, and a dropped [`Sending`] or [`Writing`] is still sent. |
+//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s to be accepted, a keepalive after 120 s without a message. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
+//! | Is an error worth a retry? | [`ConnectionError::is_retryable`] says so, with a table of reasons. |
+//! | One type of error? | Every error converts to `std::io::Error`. [`SendError`] and [`TransferFault`] take a [`ConnectionError`] by `?`. |
+//! | How long may a message be? | [`Negotiated::max_fragmented_send_size`], 1 MiB by default; the receiver sets it by [`Settings::max_fragmented_receive_size`]. |
+//! | What does [`write`](Connection::write) take? | Descriptors of the peer's memory, an offset into all of them together, and data of any length. The future resolves when the data was sent. The data is in place before the peer receives a message that is sent later. |
+//! | How is a descriptor sent? | [`BufferDescriptorV1::to_bytes`], and [`from_bytes`](BufferDescriptorV1::from_bytes) at the other end: 16 bytes. |
+//! | SMB over TCP, as bytes? | [`Connection::into_stream`] is `AsyncRead` and `AsyncWrite`. |
+//!
+//! Settings have public fields, and [`Config::new`] checks them:
+//!
+//! ```
+//! # #[cfg(feature = "tokio")] {
+//! use std::time::Duration;
+//!
+//! use smbdirect::{Config, Iwarp, IwarpConfig, Settings};
+//!
+//! let mut settings = Settings::default();
+//! settings.max_fragmented_receive_size = 8 << 20;
+//! settings.keepalive_interval = Duration::from_secs(30);
+//! let config = Config::new(settings)?;
+//!
+//! let mut iwarp = IwarpConfig::default();
+//! iwarp.connect_timeout = Duration::from_secs(3);
+//! let provider = Iwarp::new(iwarp);
+//! # }
+//! # Ok::<(), smbdirect::ConfigError>(())
+//! ```
+//!
 //! | module | for |
 //! |---|---|
 //! | the root | programs that send and receive: connection, listener, settings, errors |
-//! | [`engine`] | programs with an event loop of their own: the protocol without I/O |
+//! | [`engine`] | programs with an event loop of their own: [`engine::Connection`] takes completions and the time, and returns work, events and its next timer |
 //! | [`wire`] | programs that read or build messages: the structures of [MS-SMBD] 2.2 |
-//! | [`rdma`] | authors of providers, and settings of those that are here |
+//! | [`rdma`] | authors of providers ([`rdma::provider`] has the three traits), and iWARP without sockets ([`rdma::iwarp::Stream`]), which needs no feature |
 //! | [`deadline`] | upper layers with deadlines of their own: a stall of this process is not the peer's fault |
 //!
 //! | feature | adds |
@@ -64,6 +101,7 @@
 //!
 //! [MS-SMBD]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smbd/
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod engine;
@@ -80,6 +118,10 @@ mod connection;
 #[cfg(feature = "tokio")]
 mod driver;
 #[cfg(feature = "tokio")]
+mod frame_stream;
+#[cfg(feature = "tokio")]
+mod frames;
+#[cfg(feature = "tokio")]
 mod inbox;
 #[cfg(feature = "tokio")]
 mod incoming;
@@ -95,10 +137,13 @@ pub use connection::{
     ConnectError, Connection, MemoryRegion, MessageOptions, ReadError, Reading, RegisterAllError,
     Sending, TrySendError, Writing,
 };
+#[doc(inline)]
 pub use engine::{
     Config, ConfigError, ConnectionError, Credits, Message, Negotiated, Policy, Revision,
     RoundTrips, SendError, Settings, Statistics, TransferFault, Violation,
 };
+#[cfg(feature = "tokio")]
+pub use frame_stream::FrameStream;
 #[cfg(feature = "tokio")]
 pub use inbox::Segment;
 #[cfg(feature = "tokio")]
@@ -106,11 +151,20 @@ pub use incoming::{AcceptError, Incoming, IncomingListener};
 #[cfg(feature = "tokio")]
 pub use listener::Listener;
 #[cfg(feature = "tokio")]
-pub use rdma::iwarp::{Iwarp, IwarpConfig, IwarpTuning};
+#[doc(no_inline)]
+pub use rdma::iwarp::IwarpTuning;
+#[cfg(feature = "tokio")]
+#[doc(inline)]
+pub use rdma::{
+    iwarp::{Iwarp, IwarpConfig},
+    roce::{Roce, RoceConfig},
+};
+#[doc(inline)]
 pub use rdma::{
     loopback::Loopback,
     memory::RegisterError,
     provider::Provider,
     work::{Access, Token},
 };
+#[doc(inline)]
 pub use wire::BufferDescriptorV1;

@@ -51,6 +51,17 @@ impl Listener {
     /// Listens on an address, such as `"0.0.0.0:5445"`. Port 0 picks a free port. If `address` stands for several
     /// addresses, listens on the first one on which it can. Must be called within a tokio runtime.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Iwarp, IwarpConfig, Listener};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// let provider = Iwarp::new(IwarpConfig::default());
+    /// let listener = Listener::bind(&provider, "127.0.0.1:0", Config::default()).await?;
+    /// println!("listening on {}", listener.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future stops listening.
     ///
@@ -86,6 +97,19 @@ impl Listener {
     }
 
     /// Returns the next negotiated connection.
+    ///
+    /// ```no_run
+    /// # async fn example(mut listener: smbdirect::Listener) -> std::io::Result<()> {
+    /// loop {
+    ///     let connection = listener.accept().await?;
+    ///     tokio::spawn(async move {
+    ///         while let Ok(message) = connection.recv().await {
+    ///             println!("{} bytes from {}", message.len(), connection.peer_addr());
+    ///         }
+    ///     });
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future loses no connection.

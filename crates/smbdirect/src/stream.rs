@@ -6,7 +6,7 @@ use std::{
     pin::pin,
 };
 
-use bytes::{Buf, BytesMut};
+use bytes::Buf;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt, Interest},
@@ -20,18 +20,9 @@ use tracing::{debug, warn};
 use crate::{
     connection::Connection,
     engine::{ConnectionError, Message, SendError},
+    frames::{Frames, MAX_FRAME_LENGTH},
     rdma::runtime::MSG_NOSIGNAL,
 };
-
-/// Length of the header of a frame: a type of 0, and the length of the message in 24 bits, big-endian
-/// (\[MS-SMB2\] 2.1, Direct TCP).
-const HEADER_LENGTH: usize = 4;
-
-/// Type of a frame that keeps a connection alive (RFC 1002, 4.3.6).
-const NETBIOS_KEEPALIVE: u8 = 0x85;
-
-/// Longest message that the length of a frame can express, in bytes.
-const MAX_FRAME_LENGTH: usize = 0xFF_FFFF;
 
 /// Most parts of a message in one write.
 const MAX_SLICES_PER_WRITE: usize = 64;
@@ -92,15 +83,14 @@ impl Connection {
     pub fn serve_stream(self, socket: BlockingStream) -> io::Result<()> {
         socket.set_nonblocking(true)?;
         let (frames_out, frames_in) = UnixStream::from_std(socket)?.into_split();
-        let mut frames = Frames {
-            longest: self.negotiated().max_fragmented_send_size as usize,
+        let mut program = Program {
+            frames: Frames::new(self.negotiated().max_fragmented_send_size as usize),
             connection: self.clone(),
             socket: frames_out,
-            buffer: BytesMut::new(),
             has_closed: false,
         };
         tokio::spawn(async move {
-            let mut sending = pin!(frames.send());
+            let mut sending = pin!(program.send());
             let mut receiving = pin!(write_messages(&self, frames_in));
             tokio::select! {
                 biased;
@@ -162,25 +152,23 @@ async fn write_frame(socket: &mut OwnedWriteHalf, message: Message) -> io::Resul
     Ok(())
 }
 
-/// The frames that the program writes. Dropping this value sends those that were written, and closes the connection.
-struct Frames {
+/// What the program writes. Dropping this value sends the whole frames that were written, and closes the connection.
+struct Program {
     connection: Connection,
     socket: OwnedReadHalf,
     /// The bytes that were read from the socket and not sent.
-    buffer: BytesMut,
-    /// The most bytes of a message.
-    longest: usize,
+    frames: Frames,
     /// Whether the connection was closed because the stream has ended.
     has_closed: bool,
 }
 
-impl Frames {
+impl Program {
     /// Sends the frames that the program writes, then closes the connection.
     async fn send(&mut self) {
         loop {
             // No frame is held while this future waits, so that dropping it loses none.
-            let is_whole = match self.next_length() {
-                Ok(length) => length.is_some_and(|length| self.buffer.len() >= length),
+            let is_whole = match self.frames.is_whole() {
+                Ok(is_whole) => is_whole,
                 Err(error) => return self.close(Some(&error)),
             };
             if is_whole {
@@ -191,7 +179,7 @@ impl Frames {
                 continue;
             }
             self.make_room();
-            match self.socket.read_buf(&mut self.buffer).await {
+            match self.socket.read_buf(&mut self.frames.buffer).await {
                 Ok(0) => return self.close(None),
                 Ok(_) => {}
                 Err(error) => return self.close(Some(&error)),
@@ -209,7 +197,7 @@ impl Frames {
             Some(error) if error.kind() != io::ErrorKind::ConnectionReset => {
                 warn!(%peer, %error, "a stream is closed");
             }
-            _ if !self.buffer.is_empty() => {
+            _ if !self.frames.buffer.is_empty() => {
                 warn!(%peer, error = "it ends within a frame", "a stream is closed");
             }
             _ => {}
@@ -217,50 +205,24 @@ impl Frames {
         self.connection.start_close();
     }
 
-    /// Returns the length of the next frame with its header, once the header has been read. Drops frames without
-    /// a message.
-    fn next_length(&mut self) -> io::Result<Option<usize>> {
-        let header = loop {
-            match self.buffer.first_chunk::<HEADER_LENGTH>() {
-                None => return Ok(None),
-                Some([0 | NETBIOS_KEEPALIVE, 0, 0, 0]) => self.buffer.advance(HEADER_LENGTH),
-                Some(header) => break u32::from_be_bytes(*header),
-            }
-        };
-        let length = header as usize & MAX_FRAME_LENGTH;
-        if header as usize != length || length > self.longest {
-            let what = format!(
-                "a frame with the header {header:#010x}, the peer takes at most {} B",
-                self.longest
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        Ok(Some(HEADER_LENGTH + length))
-    }
-
     /// Submits the message of the next frame, which has been read.
     fn submit(&mut self) -> Result<(), SendError> {
-        let Ok(Some(length)) = self.next_length() else {
+        let Ok(Some(message)) = self.frames.take() else {
             return Ok(());
         };
-        let message = self.buffer.split_to(length).freeze().slice(HEADER_LENGTH..);
         self.connection.send(message).map(drop)
     }
 
     fn make_room(&mut self) {
-        let wanted = self.next_length().ok().flatten().unwrap_or(HEADER_LENGTH);
-        let missing = wanted.saturating_sub(self.buffer.len());
-        self.buffer.reserve(missing.max(MIN_READ_LENGTH));
+        let missing = self.frames.missing();
+        self.frames.buffer.reserve(missing.max(MIN_READ_LENGTH));
     }
 
     /// Submits the whole frames that the program has written, without waiting.
     fn submit_written(&mut self) -> io::Result<()> {
         let mut part = vec![0; MIN_READ_LENGTH];
         for _ in 0..MAX_LAST_READS {
-            while self
-                .next_length()?
-                .is_some_and(|length| self.buffer.len() >= length)
-            {
+            while self.frames.is_whole()? {
                 self.submit().map_err(io::Error::other)?;
             }
             // The runtime may have ended, so it is not asked whether the socket is ready.
@@ -269,13 +231,13 @@ impl Frames {
             if count == 0 {
                 break;
             }
-            self.buffer.extend_from_slice(&part[..count]);
+            self.frames.buffer.extend_from_slice(&part[..count]);
         }
         Ok(())
     }
 }
 
-impl Drop for Frames {
+impl Drop for Program {
     fn drop(&mut self) {
         if self.connection.error().is_none() && !self.has_closed {
             // The runtime ends. Data that cannot be read now is not sent.

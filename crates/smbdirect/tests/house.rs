@@ -16,6 +16,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("engine/", &["rdma::software", "rdma::work", "wire"]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "rdma::software", "rdma::work"]),
+    ("frames.rs", &[]),
     ("metrics/", &["engine"]),
     (
         "driver/",
@@ -40,7 +41,11 @@ const IMPORTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("listener.rs", &["engine", "rdma", "connection", "incoming"]),
-    ("stream.rs", &["connection", "engine", "rdma::runtime"]),
+    ("frame_stream.rs", &["connection", "engine", "frames"]),
+    (
+        "stream.rs",
+        &["connection", "engine", "frames", "rdma::runtime"],
+    ),
 ];
 
 /// The files and folders that may use tokio.
@@ -51,6 +56,7 @@ const TOKIO: &[&str] = &[
     "driver/handover.rs",
     "driver/schedule.rs",
     "driver/task.rs",
+    "frame_stream.rs",
     "incoming.rs",
     "lib.rs",
     "listener.rs",

@@ -46,6 +46,15 @@ impl Connection {
     /// runs only within `block_on`: a program that leaves it for longer than the peer waits, 5 seconds by default, loses
     /// the connection.
     ///
+    /// ```no_run
+    /// # use smbdirect::{Config, Connection, Iwarp, IwarpConfig};
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let provider = Iwarp::new(IwarpConfig::default());
+    /// let connection = Connection::connect(&provider, "server:5445", Config::default()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future abandons the attempt. An RDMA connection that was established already is
     /// closed in the background.

@@ -70,17 +70,14 @@ pub struct MessageOptions {
 /// `tracing_subscriber::EnvFilter` the filter `smbdirect[connection{peer=10.0.0.3:5445}]=trace`.
 ///
 /// ```
-/// use std::sync::Arc;
-///
-/// use smbdirect::{Config, Connection, Listener, rdma::loopback::Loopback};
+/// use smbdirect::{Config, Connection, Listener, Loopback};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let provider = Arc::new(Loopback::new());
-/// let address = "127.0.0.1:445";
-/// let mut listener = Listener::bind(&*provider, address, Config::default()).await?;
+/// let provider = Loopback::new();
+/// let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
 ///
-/// let client = Connection::connect(&*provider, address, Config::default()).await?;
+/// let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
 /// let server = listener.accept().await?;
 ///
 /// client.send("hello")?.await?;
@@ -156,6 +153,22 @@ impl Connection {
     /// The payload is dropped under the lock of the connection: a destructor of its memory
     /// ([`Bytes::from_owner`]) that calls the connection deadlocks, and one that panics ends the connection.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// let sending = client.send("submitted by the call")?;
+    /// sending.await?; // Sent. Dropping the future in place of awaiting it recalls nothing.
+    /// client.send(vec![1, 2, 3])?.await?;
+    /// # assert_eq!(server.recv().await?.into_bytes(), "submitted by the call");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future does not recall the message.
     ///
@@ -168,6 +181,28 @@ impl Connection {
     }
 
     /// Sends a message that also invalidates a registration of the peer on arrival (3.1.4.2).
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use bytes::BytesMut;
+    /// # use smbdirect::Access;
+    /// let access = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
+    /// let region = client.register(BytesMut::zeroed(4), access)?;
+    /// let descriptor = region.descriptor();
+    /// server.write(&[descriptor], 0, "data").await?;
+    /// server.send_and_invalidate("done", descriptor.token.into())?.await?;
+    ///
+    /// let done = client.recv().await?;
+    /// assert_eq!(done.invalidated_token(), Some(region.token()));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future does not recall the message.
@@ -285,6 +320,24 @@ impl Connection {
     /// Receives the next message (3.1.5.8), with the token that it invalidated. Messages that arrived
     /// before the connection ended are returned before its error.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::ConnectionError;
+    /// client.send("hello")?;
+    /// client.close().await?;
+    ///
+    /// assert_eq!(server.recv().await?.into_bytes(), "hello");
+    /// assert_eq!(server.recv().await.unwrap_err(), ConnectionError::Closed);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future loses no message.
     ///
@@ -363,6 +416,24 @@ impl Connection {
 
     /// Registers `buffer` for the peer, with the rights in `access` (3.1.4.3).
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use bytes::BytesMut;
+    /// # use smbdirect::Access;
+    /// let region = client.register(BytesMut::zeroed(1 << 20), Access::REMOTE_WRITE)?;
+    /// client.send(region.descriptor().to_bytes())?.await?; // The peer may write from now on.
+    /// let buffer = region.deregister().await?; // It no longer may.
+    /// assert_eq!(buffer.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Fails if the provider refuses the registration. The error returns the buffer.
     pub fn register(
@@ -436,6 +507,24 @@ impl Connection {
     /// that the peer has not registered, or has deregistered, ends the connection, as RDMA requires. A
     /// range outside the descriptors is refused here.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use bytes::BytesMut;
+    /// # use smbdirect::Access;
+    /// let region = client.register(BytesMut::from("some data"), Access::REMOTE_READ)?;
+    /// let descriptors = [region.descriptor()]; // The client sends them in a message.
+    /// let data = server.read(&descriptors, 5, BytesMut::zeroed(4)).await?;
+    /// assert_eq!(data, "data");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future drops the buffer once the read is over. It does not recall the read.
     ///
@@ -456,6 +545,28 @@ impl Connection {
     /// that the peer has not registered, or has deregistered, ends the connection, as RDMA requires. The
     /// future may have resolved by then: [`recv`](Self::recv) and [`closed`](Self::closed) return the
     /// error.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use bytes::BytesMut;
+    /// # use smbdirect::Access;
+    /// let region = client.register(BytesMut::zeroed(9), Access::REMOTE_WRITE)?;
+    /// let descriptors = [region.descriptor()]; // The client sends them in a message.
+    /// server.write(&descriptors, 0, "some ").await?;
+    /// server.write(&descriptors, 5, "data").await?;
+    /// server.send("written")?.await?;
+    ///
+    /// client.recv().await?;
+    /// assert_eq!(region.deregister().await?, "some data");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future does not recall the write.
@@ -502,6 +613,21 @@ impl Connection {
     }
 
     /// Returns the counters of completed and outstanding work.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// client.send("hello")?.await?;
+    /// assert_eq!(client.stats().messages_sent, 1);
+    /// assert_eq!(client.stats().bytes_sent, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn stats(&self) -> Statistics {
         self.shared().with(|state| state.statistics())
     }
@@ -535,82 +661,7 @@ impl Connection {
         span.in_scope(log);
     }
 
-    // The end of the connection
-
-    /// Closes the connection: sends the submitted messages, finishes reads and writes, disconnects, and
-    /// returns when the connection is over. If the result is `Ok`, the peer has taken what was sent, or it has closed the
-    /// connection itself. If the peer lets none of that work complete for
-    /// [`keepalive_interval`](crate::Settings::keepalive_interval), the connection ends without it.
-    ///
-    /// Sending the submitted messages takes credits from the peer, and this end spends its last credit only
-    /// on a message that grants credits to the peer. If received messages that were not taken fill the
-    /// receive buffer, this end cannot grant any. Take the messages or drop all handles; otherwise only a
-    /// timer ends the close.
-    ///
-    /// # Cancel safety
-    /// A future that was never polled does nothing. After its first poll, dropping it does not stop the
-    /// close.
-    ///
-    /// # Errors
-    /// Returns the error that ended the connection, if it was not closed gracefully by either end.
-    pub async fn close(&self) -> Result<(), ConnectionError> {
-        self.start_close();
-        match self
-            .shared()
-            .wait(Condition::End, State::final_reason)
-            .await
-        {
-            ConnectionError::Closed | ConnectionError::ClosedHere => Ok(()),
-            error => Err(error),
-        }
-    }
-
-    /// Starts to close the connection as [`close`](Self::close) does, without waiting for the end.
-    /// [`closed`](Self::closed) waits for it.
-    pub fn start_close(&self) {
-        self.shared().with(State::close);
-    }
-
-    /// Ends the connection immediately. Submitted work that has not left is discarded, and every future
-    /// that waits returns [`ConnectionError::Aborted`]. Over iWARP this resets TCP, which also discards what was
-    /// reported as sent and has not reached the peer. Does nothing on a connection that is over.
-    pub fn abort(&self) {
-        self.shared().with(State::abort);
-    }
-
-    /// Waits for the end of the connection, and returns its reason.
-    ///
-    /// # Cancel safety
-    /// Dropping the future has no effect.
-    pub async fn closed(&self) -> ConnectionError {
-        self.shared()
-            .wait(Condition::End, State::final_reason)
-            .await
-    }
-
-    /// The poll function of [`closed`](Self::closed), for futures that are written by hand. The connection keeps
-    /// the waker until the end.
-    pub fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
-        self.shared()
-            .poll(context, Condition::End, State::final_reason)
-    }
-
-    /// Returns why the connection is over, if it is.
-    pub fn error(&self) -> Option<ConnectionError> {
-        self.shared().with(|state| state.error())
-    }
-
-    /// Takes everything that has arrived from the peer, and does the work that it causes. Returns whether nothing
-    /// is left to read.
-    ///
-    /// An upper layer that has deadlines for its peer calls this before it decides that the peer has missed one:
-    /// after a stall of this process the answer may be in the socket. [`deadline`](crate::deadline) defines the
-    /// rule.
-    pub fn catch_up(&self) -> bool {
-        self.shared().with(State::catch_up)
-    }
-
-    fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 }

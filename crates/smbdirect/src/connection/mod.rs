@@ -1,6 +1,7 @@
 //! The handle to an established SMB Direct connection, with its futures, memory regions and errors.
 
 mod addresses;
+mod end;
 mod error;
 mod establish;
 mod handle;

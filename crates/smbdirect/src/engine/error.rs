@@ -175,6 +175,10 @@ pub enum ConnectionError {
     #[error("time ran out: {0}")]
     TimedOut(Expired),
     /// The peer closed the connection gracefully.
+    ///
+    /// Over iWARP, the system of a peer whose process was killed ends TCP as a graceful close does, unless the peer had
+    /// left received bytes unread: then this error is reported, too. An upper layer that has to know whether the peer
+    /// was done ends its exchange by a message of its own.
     #[error("the peer closed the connection")]
     Closed,
     /// This end closed the connection gracefully.

@@ -30,11 +30,17 @@ mod statistics;
 mod timer;
 mod transfer_queue;
 
-pub use config::{Config, ConfigError, Policy, Revision, Settings};
 pub use connection::Connection;
-pub use credits::Credits;
-pub use error::{ConnectionError, Expired, SendError, TransferFault, Violation};
+pub use error::Expired;
 pub use event::{Event, MessageId, TransferId};
-pub use message::Message;
-pub use negotiate_messages::Negotiated;
-pub use statistics::{RoundTrips, Statistics};
+
+// Programs know these from the root, whose documentation has them.
+#[doc(no_inline)]
+pub use {
+    config::{Config, ConfigError, Policy, Revision, Settings},
+    credits::Credits,
+    error::{ConnectionError, SendError, TransferFault, Violation},
+    message::Message,
+    negotiate_messages::Negotiated,
+    statistics::{RoundTrips, Statistics},
+};

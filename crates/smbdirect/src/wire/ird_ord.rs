@@ -21,10 +21,8 @@ pub struct IrdOrd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the read depths in the private data are {ird} and {ord}, and have to be above 0")]
 pub struct ZeroDepth {
-    /// IRD as received.
-    pub ird: u32,
-    /// ORD as received.
-    pub ord: u32,
+    ird: u32,
+    ord: u32,
 }
 
 impl IrdOrd {

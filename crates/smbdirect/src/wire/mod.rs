@@ -13,6 +13,7 @@ mod ird_ord;
 mod negotiate;
 mod reader;
 
+#[doc(no_inline)]
 pub use buffer_descriptor::BufferDescriptorV1;
 pub use data_transfer::{DataTransfer, Flags};
 pub use ird_ord::{IrdOrd, ZeroDepth};

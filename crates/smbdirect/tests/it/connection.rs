@@ -507,5 +507,6 @@ fn messages_leave_while_the_driver_task_cannot_run() {
 
 mod connecting;
 mod ending;
+mod frame_stream;
 mod memory;
 mod read_depths;

@@ -35,6 +35,12 @@ pub struct Iwarp {
 
 impl Iwarp {
     /// Creates a provider with the settings `config`.
+    ///
+    /// ```
+    /// use smbdirect_rdma::iwarp::{Iwarp, IwarpConfig};
+    ///
+    /// let provider = Iwarp::new(IwarpConfig::default());
+    /// ```
     pub fn new(config: IwarpConfig) -> Self {
         Self {
             config: Arc::new(config),

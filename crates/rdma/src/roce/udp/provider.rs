@@ -72,6 +72,12 @@ const MAX_BIND_ATTEMPTS: usize = 1000;
 
 impl Roce {
     /// Creates a provider with the settings `config`.
+    ///
+    /// ```
+    /// use smbdirect_rdma::roce::{Roce, RoceConfig};
+    ///
+    /// let provider = Roce::new(RoceConfig::default());
+    /// ```
     pub fn new(config: RoceConfig) -> Self {
         Self {
             config: Arc::new(config),
