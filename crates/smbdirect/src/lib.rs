@@ -53,13 +53,13 @@
 //! | Which provider? | [`Iwarp`] between machines, [`Roce`] for peers that speak RoCE, [`Loopback`] in tests. One value serves any number of connections. |
 //! | Which addresses? | What tokio takes: `"server:5445"`, a `SocketAddr`, a pair of host and port. Names are looked up, and each address is tried. The port is 5445 over iWARP and 445 over RoCE. |
 //! | Does a slow client delay [`accept`](Listener::accept)? | No. Each peer negotiates in a task of its own, and one that fails is logged. An error of `accept` is one of the listener: it has ended. To refuse or configure peers one by one, use [`IncomingListener`]. |
-//! | How does a connection end? | [`close`](Connection::close), or drop the last handle: both send what was submitted first. [`recv`](Connection::recv) then returns [`ConnectionError::Closed`] at the peer. [`closed`](Connection::closed) waits for the end. |
+//! | How does a connection end? | [`close`](Connection::close), or drop the last handle: both send what was submitted first. [`recv`](Connection::recv) then returns [`ConnectionError::Closed`] at the peer. [`closed`](Connection::closed) waits for the end. A peer whose process was killed may also look as if it had closed. |
 //! | Which calls are cancel-safe? | All. A `select!` or a timeout around `accept` or `recv` loses nothing, and a dropped [`Sending`] or [`Writing`] is still sent. |
-//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s to be accepted, a keepalive after 120 s without a message. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
-//! | Is an error worth a retry? | [`ConnectionError::is_retryable`] says so, with a table of reasons. |
+//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s to be accepted, a keepalive after 120 s without a message, 5 s for credits from a peer that does not receive, and 5 s for the end of `close`. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
+//! | Is an error worth a retry? | [`ConnectionError::is_retryable`] and [`ConnectError::is_retryable`] say so; [`ConnectionError`] has a table of reasons. |
 //! | One type of error? | Every error converts to `std::io::Error`. [`SendError`] and [`TransferFault`] take a [`ConnectionError`] by `?`. |
 //! | How long may a message be? | [`Negotiated::max_fragmented_send_size`], 1 MiB by default; the receiver sets it by [`Settings::max_fragmented_receive_size`]. |
-//! | What does [`write`](Connection::write) take? | Descriptors of the peer's memory, an offset into all of them together, and data of any length. The future resolves when the data was sent. The data is in place before the peer receives a message that is sent later. |
+//! | What does [`write`](Connection::write) take? | Descriptors of the peer's memory, an offset into all of them together, and data of any length: one call or several, as the program wants to show progress. The future resolves when the data was sent. The data is in place before the peer receives a message that is sent later. |
 //! | How is a descriptor sent? | [`BufferDescriptorV1::to_bytes`], and [`from_bytes`](BufferDescriptorV1::from_bytes) at the other end: 16 bytes. |
 //! | SMB over TCP, as bytes? | [`Connection::into_stream`] is `AsyncRead` and `AsyncWrite`. |
 //!
@@ -82,6 +82,91 @@
 //! # }
 //! # Ok::<(), smbdirect::ConfigError>(())
 //! ```
+//!
+//! # A provider of one's own
+//!
+//! Three traits of [`rdma::provider`] make a provider: [`Provider`],
+//! [`ProviderListener`](rdma::provider::ProviderListener) and [`QueuePair`](rdma::provider::QueuePair). All can be used
+//! as `dyn`, so their futures are boxed. This one counts the connections that it makes by another provider:
+//!
+//! ```
+//! use std::{
+//!     net::SocketAddr,
+//!     sync::atomic::{AtomicU64, Ordering},
+//! };
+//!
+//! use smbdirect::{
+//!     Loopback, Provider,
+//!     rdma::{
+//!         provider::{BoxFuture, ConnectRequest, Connected, ProviderAttributes, ProviderListener},
+//!         work::ProviderError,
+//!     },
+//! };
+//!
+//! #[derive(Debug)]
+//! struct Counting {
+//!     inner: Loopback,
+//!     made: AtomicU64,
+//! }
+//!
+//! impl Provider for Counting {
+//!     fn attributes(&self) -> ProviderAttributes {
+//!         self.inner.attributes()
+//!     }
+//!
+//!     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+//!         self.made.fetch_add(1, Ordering::Relaxed);
+//!         self.inner.connect(request)
+//!     }
+//!
+//!     fn listen(
+//!         &self,
+//!         address: SocketAddr,
+//!     ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
+//!         self.inner.listen(address)
+//!     }
+//! }
+//! ```
+//!
+//! # Without tokio
+//!
+//! [`engine::Connection`] decides, [`rdma::iwarp::Stream`] speaks iWARP, and the program has the socket and the clock:
+//!
+//! ```
+//! use std::time::Instant;
+//!
+//! use smbdirect::{
+//!     engine::{Connection, Event},
+//!     rdma::iwarp::Stream,
+//! };
+//!
+//! /// Moves work and completions, and returns the next event, such as `Event::Negotiated` or `Event::Segment`.
+//! fn step(engine: &mut Connection, stream: &mut Stream, now: Instant) -> Option<Event> {
+//!     while let Some(completion) = stream.poll_completion() {
+//!         engine.handle_completion(now, completion);
+//!     }
+//!     while let Some(work) = engine.poll_work(now, stream.room()) {
+//!         stream.post(work);
+//!     }
+//!     engine.poll_event()
+//! }
+//! ```
+//!
+//! | step | calls |
+//! |---|---|
+//! | exchange the startup frames of MPA | [`Initiator`](rdma::iwarp::handshake::Initiator) or [`Responder`](rdma::iwarp::handshake::Responder) of [`rdma::iwarp::handshake`], then `into_stream` |
+//! | begin | [`engine::Connection::active`] or `passive`, `stream.post(engine.negotiate_receive())`, `engine.handle_connected(stream.limits())` |
+//! | bytes to the socket | `stream.prepare`, `transmit_slices`, `transmitted` |
+//! | bytes from the socket | `stream.handle_bytes`, and `handle_end` at its end |
+//! | time | `engine.poll_timeout` is when to call `handle_timeout` |
+//! | messages | `engine.send(MessageId::UNWATCHED, bytes, None)`; `Event::Segment` brings a message in one or more segments |
+//! | end | `engine.close`, then `stream.close` and `finish` after `Event::Closed` |
+//!
+//! # Examples and modules
+//!
+//! The folder `examples` of this package has whole programs: `echo_server`, `reconnect` (a client), `rdma`,
+//! `write_progress`, `provider`, `sans_io`, `event_loop`. The pages `docs/upper-layer.md`, `docs/providers.md` and
+//! `docs/sans-io.md` of the repository are the guides.
 //!
 //! | module | for |
 //! |---|---|

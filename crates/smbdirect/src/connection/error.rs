@@ -44,7 +44,10 @@ impl From<ConnectError> for ConnectionError {
 
 impl From<ConnectError> for io::Error {
     fn from(error: ConnectError) -> Self {
-        ConnectionError::from(error).into()
+        match error {
+            ConnectError::Provider(error) => error.into(),
+            ConnectError::Negotiation(error) => error.into(),
+        }
     }
 }
 
