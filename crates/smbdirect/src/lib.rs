@@ -154,12 +154,12 @@
 //!
 //! | step | calls |
 //! |---|---|
-//! | exchange the startup frames of MPA | [`Initiator`](rdma::iwarp::handshake::Initiator) or [`Responder`](rdma::iwarp::handshake::Responder) of [`rdma::iwarp::handshake`], then `into_stream` |
+//! | exchange the startup frames of MPA | [`Initiator::new(&HandshakeConfig::default(), &Bytes::new())`](rdma::iwarp::handshake::Initiator): send `request()`, and give what arrives to `handle_bytes(&bytes)?` until it returns an `Established`, whose `into_stream` is the stream. The other end has a [`Responder`](rdma::iwarp::handshake::Responder) |
 //! | begin | [`engine::Connection::active`] or `passive`, `stream.post(engine.negotiate_receive())`, `engine.handle_connected(stream.limits())` |
-//! | bytes to the socket | `stream.prepare`, `transmit_slices`, `transmitted` |
+//! | bytes to the socket | while `stream.prepare() > 0`: `transmit_slices(&mut slices)` fills in `IoSlice`s and returns their number, and `transmitted(count)` takes the number of bytes written |
 //! | bytes from the socket | `stream.handle_bytes`, and `handle_end` at its end |
 //! | time | `engine.poll_timeout` is when to call `handle_timeout` |
-//! | messages | `engine.send(MessageId::UNWATCHED, bytes, None)`; `Event::Segment` brings a message in one or more segments |
+//! | messages | `engine.send(MessageId::UNWATCHED, bytes, None)`; `Event::Segment { payload, remaining, .. }` is a part of a message, the last one if nothing remains |
 //! | end | `engine.close`, then `stream.close` and `finish` after `Event::Closed` |
 //!
 //! # Examples and modules
