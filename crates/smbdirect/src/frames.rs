@@ -58,6 +58,7 @@ impl Frames {
     ///
     /// # Errors
     /// As [`next_length`](Self::next_length).
+    #[cfg(unix)]
     pub(crate) fn is_whole(&mut self) -> io::Result<bool> {
         let length = self.next_length()?;
         Ok(length.is_some_and(|length| self.buffer.len() >= length))
