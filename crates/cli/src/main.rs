@@ -34,6 +34,7 @@ mod send;
 mod signals;
 mod smb;
 mod systemd;
+#[cfg(feature = "top")]
 mod top;
 mod transfer;
 mod transport;
@@ -70,6 +71,7 @@ enum Command {
     Put(Box<smb::Put>),
     #[command(name = "ls")]
     List(Box<smb::List>),
+    #[cfg(feature = "top")]
     Top(top::Top),
     Conform(Box<conform::Conform>),
     Decode(decode::Decode),
@@ -110,6 +112,7 @@ impl Command {
             Self::Get(command) => command.options.common.verbose,
             Self::Put(command) => command.options.common.verbose,
             Self::List(command) => command.options.common.verbose,
+            #[cfg(feature = "top")]
             Self::Top(command) => command.verbose,
             Self::Conform(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
@@ -133,6 +136,7 @@ impl Command {
             Self::Get(command) => command.options.common.json,
             Self::Put(command) => command.options.common.json,
             Self::List(command) => command.options.common.json,
+            #[cfg(feature = "top")]
             Self::Top(command) => command.json,
             Self::Conform(command) => command.options.json,
             Self::Decode(command) => command.json,
@@ -155,6 +159,7 @@ impl Command {
             Self::Get(command) => command.run().await,
             Self::Put(command) => command.run().await,
             Self::List(command) => command.run().await,
+            #[cfg(feature = "top")]
             Self::Top(command) => command.run().await,
             // The exit status is that of the program.
             #[cfg(target_os = "linux")]

@@ -21,6 +21,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 pub(crate) use source::Figures;
+#[cfg(feature = "top")]
 pub(crate) use status::{ConnectionStatus, Status, Traffic};
 
 use source::Source;
