@@ -21,7 +21,7 @@ const FAILURES: &[(&[&str], &str)] = &[
         "listen",
     ),
     #[cfg(target_os = "linux")]
-    (&["run", "/no/such/program"], "other"),
+    (&["run", "--direct-port", "x", "--", "true"], "usage"),
     (
         &["get", "//127.0.0.1:1/share/a", "/no/such/folder/a"],
         "connect",
