@@ -23,20 +23,11 @@ use crate::{
     handshake::{self, Established, Login},
     kerberos::Tickets,
     share::Share,
+    shares::{self, ShareEntry},
     transfer::{Terms, Transfer},
     transport::Transport,
     tree::{Handle, Requests},
 };
-
-/// A share in the list of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ShareEntry {
-    /// Its name.
-    pub name: String,
-    /// Its description; may be empty.
-    pub comment: String,
-}
 
 /// A session with a server over one SMB Direct connection. When the last handle of the client, its shares and its files
 /// is dropped while the server has requests, the connection lives until they are answered, at most for the limit of
@@ -110,17 +101,19 @@ impl Client {
     /// those whose names end with `$`.
     ///
     /// # Errors
-    /// The server refuses the list, or the connection ends.
+    /// The server refuses the list, sends more than 1 MiB, breaks the protocol or does not answer, or the connection
+    /// ends.
     ///
     /// [MS-SRVS]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-srvs/
     pub async fn shares(&mut self) -> Result<Vec<ShareEntry>, Error> {
-        let listing = smb2::client::shares::list_shares(&mut self.smb);
-        let shares = self.transport.request(listing).await?;
-        let entry = |share: smb2::rpc::srvsvc::ShareInfo| ShareEntry {
-            name: share.name,
-            comment: share.comment,
+        let server = self.smb.server_name().to_owned();
+        let transport = self.transport.clone();
+        let listing = async {
+            let ipc = self.share("IPC$").await?;
+            shares::list(&ipc, &server).await
         };
-        Ok(shares.into_iter().map(entry).collect())
+        // All requests together, so that a server cannot make them many.
+        transport.within_limit(listing).await
     }
 
     /// Returns the client of an established session.

@@ -21,6 +21,7 @@ use server::*;
 
 mod faults;
 mod server;
+mod shares;
 
 fn noise() -> Vec<u8> {
     let mut bytes = vec![0; LENGTH];

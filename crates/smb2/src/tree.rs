@@ -302,4 +302,13 @@ impl Answer {
             status => Err(Error::Status { command, status }),
         }
     }
+
+    /// Returns the body of a successful answer, and whether STATUS_BUFFER_OVERFLOW says that it has only a part of a
+    /// message of a pipe.
+    pub(crate) fn success_or_part(self, command: Command) -> Result<(Vec<u8>, bool), Error> {
+        match self.status() {
+            NtStatus::BUFFER_OVERFLOW => Ok((self.0.body, true)),
+            _ => Ok((self.success(command)?, false)),
+        }
+    }
 }
