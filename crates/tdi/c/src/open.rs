@@ -13,7 +13,7 @@ use smbdirect_tdi::{SendFlags, Share, Status};
 
 use crate::{
     address,
-    device::{Device, OBJECT_NAME_NOT_FOUND, runtime, wait_for},
+    device::{Device, OBJECT_NAME_NOT_FOUND, is_transport_thread, runtime, wait_for},
     files::{Body, File, ObfReferenceObject, ZwClose, of_handle},
     handlers::{ConnectionContext, Handlers},
     irp::{Outcome, nt},
@@ -256,8 +256,16 @@ pub unsafe extern "C" fn ZwReadFile(
     unsafe { finish(status_block, read()) }
 }
 
-/// Returns the file of a handle. Neither events, which have no handles here, nor APCs are supported.
+/// Returns the file of a handle for a call that waits. Neither events, which have no handles here, nor APCs are
+/// supported.
+///
+/// # Errors
+/// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the caller runs on the transport's thread, which cannot wait
+/// for itself. The request must not be submitted, because the transport would use the buffer after the call.
 fn check(handle: Handle, event: Handle, apc: *const c_void) -> Result<Arc<File>, Status> {
+    if is_transport_thread() {
+        return Err(Status::INVALID_DEVICE_STATE);
+    }
     if !event.is_null() || !apc.is_null() {
         return Err(Status::NOT_SUPPORTED);
     }

@@ -19,7 +19,7 @@ use common::{available, check_with_driver_kit, compile, libraries, options, sour
 /// Longest time for a program, under valgrind too.
 const TIME_LIMIT: Duration = Duration::from_secs(100);
 /// The clients that run.
-const CLIENTS: [&str; 4] = ["sends", "requests", "events", "chained"];
+const CLIENTS: [&str; 5] = ["sends", "requests", "events", "chained", "callbacks"];
 const DEVICES: [&str; 2] = ["loopback", "iwarp"];
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
@@ -209,6 +209,11 @@ fn handlers_are_called_for_events() {
 #[test]
 fn chained_receives_lend_memory() {
     run_all("chained");
+}
+
+#[test]
+fn handlers_and_routines_may_call_the_transport() {
+    run_all("callbacks");
 }
 
 #[test]
