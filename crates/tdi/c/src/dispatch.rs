@@ -1,7 +1,7 @@
 //! The requests of TDI: the parameters in the stack location of an IRP, and what the objects do with them.
 
 use std::{
-    future::{Future, poll_fn},
+    future::{Future, poll_fn, ready},
     pin::Pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -78,8 +78,7 @@ pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus
         };
         let request = Request::new(irp, file.clone());
         if (*irp).cancel != 0 {
-            request.complete((Status::CANCELLED, 0));
-            return nt(Status::CANCELLED);
+            return request.run(ready((Status::CANCELLED, 0)), None);
         }
         let _context = runtime().enter();
         let work = match (*location).major_function {
@@ -89,10 +88,7 @@ pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus
         };
         match work {
             Ok((work, cancel)) => request.run(work, cancel),
-            Err(status) => {
-                request.complete((status, 0));
-                nt(status)
-            }
+            Err(status) => request.run(ready((status, 0)), None),
         }
     }
 }
@@ -165,7 +161,7 @@ unsafe fn tdi(
 
 /// Returns a request that has completed.
 fn now(outcome: Outcome) -> Result<Work, Status> {
-    Ok((Box::pin(std::future::ready(outcome)), None))
+    Ok((Box::pin(ready(outcome)), None))
 }
 
 /// Copies the answer of a query. An answer that is longer than the client's memory is cut off.

@@ -15,7 +15,7 @@ use std::{
 use smbdirect_tdi::Status;
 
 use crate::{
-    device::{Device, call_client, runtime},
+    device::{Device, call_client, is_in_callback, runtime},
     dispatch,
     event::KeSetEvent,
     files::File,
@@ -308,6 +308,9 @@ impl Request {
 
     /// Completes the request with the result of `work`: now if the result is there, otherwise on the transport's
     /// thread. Returns what `IoCallDriver` returns.
+    ///
+    /// A request that a handler or a completion routine submits never completes in the call. Otherwise a routine that
+    /// submits the next request would be called inside itself once for each result that is there.
     pub(crate) fn run(
         self,
         work: impl Future<Output = Outcome> + Send + 'static,
@@ -315,10 +318,12 @@ impl Request {
     ) -> NtStatus {
         let _context = runtime().enter();
         let mut work = Box::pin(work);
-        let first = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(outcome) = first {
-            self.complete(outcome);
-            return nt(outcome.0);
+        if !is_in_callback() {
+            let first = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(outcome) = first {
+                self.complete(outcome);
+                return nt(outcome.0);
+            }
         }
         self.mark_pending(cancel);
         runtime().spawn(async move {

@@ -53,11 +53,86 @@ static void WaitInHandler(PPAIR Pair) {
   Expect(&Pair->There, "next");
 }
 
+#define HELD 30000
+
+/* A receive that its completion routine submits again. */
+typedef struct _REPOSTED {
+  KEVENT Event;
+  POPENED Connection;
+  PMDL Mdl;
+  ULONG Count;
+} REPOSTED, *PREPOSTED;
+
+static NTSTATUS NTAPI Repost(PDEVICE_OBJECT DeviceObject, PIRP Irp, PVOID Context) {
+  PREPOSTED reposted = (PREPOSTED)Context;
+  PDEVICE_OBJECT device = reposted->Connection->Device;
+  UNREFERENCED_PARAMETER(DeviceObject);
+  CHECK(Irp->IoStatus.Status == STATUS_SUCCESS && Irp->IoStatus.Information == 1);
+  if (++reposted->Count == HELD) {
+    IoFreeIrp(Irp);
+    KeSetEvent(&reposted->Event, 0, FALSE);
+    return STATUS_MORE_PROCESSING_REQUIRED;
+  }
+  IoReuseIrp(Irp, STATUS_SUCCESS);
+  TdiBuildReceive(Irp, device, reposted->Connection->File, Repost, reposted, reposted->Mdl, 0, 1);
+  CHECK_STATUS(IoCallDriver(device, Irp), STATUS_PENDING);
+  return STATUS_MORE_PROCESSING_REQUIRED;
+}
+
+static PMDL Memory(PVOID Start, ULONG Length) {
+  PMDL mdl = IoAllocateMdl(Start, Length, FALSE, FALSE, NULL);
+  MmBuildMdlForNonPagedPool(mdl);
+  return mdl;
+}
+
+/* Returns the number of TSDUs that have arrived at a connection. */
+static ULONG Arrived(POPENED Connection) {
+  TDI_CONNECTION_INFO info;
+  SUBMITTED submitted;
+  PIRP irp = NewIrp(Connection, &submitted);
+  PMDL mdl = Memory(&info, sizeof info);
+  TdiBuildQueryInformation(irp, Connection->Device, Connection->File, NULL, NULL, TDI_QUERY_CONNECTION_INFO, mdl);
+  CHECK_STATUS(Run(Connection, &submitted), STATUS_SUCCESS);
+  IoFreeMdl(mdl);
+  return info.ReceivedTsdus;
+}
+
+/* A completion routine that submits the next receive does not run inside itself, however many TSDUs are held. */
+static void HeldTsdus(PPAIR Pair) {
+  REPOSTED reposted;
+  char received;
+  PMDL sent = Memory((PVOID) "x", 1);
+  ULONG count, before = Arrived(&Pair->There);
+  LARGE_INTEGER pause;
+  PIRP irp;
+  for (count = 0; count < HELD; count++) {
+    irp = IoBuildDeviceIoControlRequest(TDI_SEND, Pair->Here.Device, NULL, 0, NULL, 0, TRUE, NULL, NULL);
+    TdiBuildSend(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL, sent, 0, 1);
+    IoCallDriver(Pair->Here.Device, irp);
+  }
+  pause.QuadPart = -10000;
+  while (Arrived(&Pair->There) - before < HELD)
+    KeDelayExecutionThread(KernelMode, FALSE, &pause);
+  KeInitializeEvent(&reposted.Event, NotificationEvent, FALSE);
+  reposted.Connection = &Pair->There;
+  reposted.Mdl = Memory(&received, 1);
+  reposted.Count = 0;
+  irp = IoAllocateIrp(Pair->There.Device->StackSize, FALSE);
+  TdiBuildReceive(irp, Pair->There.Device, Pair->There.File, Repost, &reposted, reposted.Mdl, 0, 1);
+  IoCallDriver(Pair->There.Device, irp);
+  Await(&reposted.Event);
+  IoFreeMdl(reposted.Mdl);
+  /* The release completes after the sends, whose memory is the client's then. */
+  CHECK_STATUS(Disconnect(&Pair->Here, TDI_DISCONNECT_RELEASE), STATUS_SUCCESS);
+  IoFreeMdl(sent);
+}
+
 int main(int argc, char **argv) {
   PAIR pair;
   SelectDevice(argc, argv);
   ConnectPair(&pair);
   WaitInHandler(&pair);
+  HeldTsdus(&pair);
   ClosePair(&pair);
   printf("callbacks over %s: calls of the transport\n", DeviceText);
   return 0;
