@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn, ready},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use crate::{
     event::duration,
     files::{File, lock, of_handle, of_object},
     handlers::{ConnectionContext, EVENT_COUNT},
-    irp::{Cancel, IofCompleteRequest, Outcome, Request, nt},
+    irp::{Cancel, IofCompleteRequest, Outcome, Request, cancel_flag, nt},
     layout::{
         Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation,
         IoStatusBlock, Irp, Mdl, NtStatus, RequestData, RequestKernel, RequestQuery,
@@ -77,7 +77,7 @@ pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus
             }
         };
         let request = Request::new(irp, file.clone());
-        if (*irp).cancel != 0 {
+        if cancel_flag(irp).load(Ordering::SeqCst) != 0 {
             return request.run(ready((Status::CANCELLED, 0)), None);
         }
         let _context = runtime().enter();

@@ -8,7 +8,10 @@ use std::{
     ffi::c_void,
     future::Future,
     ptr,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -45,6 +48,16 @@ static CANCELS: LazyLock<Mutex<HashMap<usize, Cancel>>> = LazyLock::new(Mutex::d
 
 fn cancels() -> MutexGuard<'static, HashMap<usize, Cancel>> {
     CANCELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the flag of an IRP that says that it was cancelled. Another thread can set it at any time while the transport
+/// has the IRP.
+///
+/// # Safety
+/// The IRP is valid while the flag is used.
+pub(crate) unsafe fn cancel_flag<'a>(irp: *mut Irp) -> &'a AtomicU8 {
+    // SAFETY: the caller promises a valid IRP. Here all accesses to the flag of an IRP in use are atomic.
+    unsafe { AtomicU8::from_ptr(&raw mut (*irp).cancel) }
 }
 
 /// Returns a status as the headers declare it.
@@ -177,15 +190,15 @@ pub unsafe extern "C" fn IoCancelIrp(irp: *mut Irp) -> u8 {
         return 0;
     }
     let mut cancels = cancels();
-    // SAFETY: the caller promises that the IRP is not freed during this call. A pending request that completes
-    // meanwhile waits for the lock first.
-    unsafe {
-        (*irp).cancel = 1;
-        (*irp).cancel_routine = ptr::null_mut();
-    }
-    let cancel = cancels.remove(&(irp as usize));
+    // SAFETY: the caller promises that the IRP is not freed during this call.
+    unsafe { cancel_flag(irp) }.store(1, Ordering::SeqCst);
+    let Some(cancel) = cancels.remove(&(irp as usize)) else {
+        return 0;
+    };
+    // SAFETY: the request had an entry, so it is pending, and cannot complete before it gets the lock. Without an entry
+    // the IRP may belong to the client, and only its flag is written.
+    unsafe { (*irp).cancel_routine = ptr::null_mut() };
     drop(cancels);
-    let Some(cancel) = cancel else { return 0 };
     cancel();
     1
 }
@@ -210,7 +223,8 @@ pub unsafe extern "C" fn IofCompleteRequest(irp: *mut Irp, _priority_boost: i8) 
             } else {
                 SL_INVOKE_ON_SUCCESS
             };
-            let cancelled = (*irp).cancel != 0 && (*location).control & SL_INVOKE_ON_CANCEL != 0;
+            let is_cancelled = cancel_flag(irp).load(Ordering::SeqCst) != 0;
+            let cancelled = is_cancelled && (*location).control & SL_INVOKE_ON_CANCEL != 0;
             if (*location).control & wanted != 0 || cancelled {
                 let device = if is_top {
                     ptr::null_mut()
@@ -294,16 +308,23 @@ impl Request {
         self.outcome = outcome;
     }
 
-    /// Marks the request as pending. It is cancelled by `cancel`, if there is one.
+    /// Marks the request as pending. It is cancelled by `cancel`, if there is one; now if `IoCancelIrp` was called since
+    /// the request was submitted.
     pub(crate) fn mark_pending(&self, cancel: Option<Cancel>) {
         let mut cancels = cancels();
         // SAFETY: the IRP belongs to the transport, and its current stack location is valid.
         unsafe { (*(*self.irp).current_stack_location).control |= SL_PENDING_RETURNED };
-        if let Some(cancel) = cancel {
-            // SAFETY: as above. A cancel routine that is not null says that the request can be cancelled.
-            unsafe { (*self.irp).cancel_routine = IoCancelIrp as *mut c_void };
-            cancels.insert(self.irp as usize, cancel);
+        let Some(cancel) = cancel else { return };
+        // SAFETY: as above. `IoCancelIrp` sets the flag under the lock, so either it is seen here, or `IoCancelIrp` finds
+        // the entry.
+        if unsafe { cancel_flag(self.irp) }.load(Ordering::SeqCst) != 0 {
+            drop(cancels);
+            cancel();
+            return;
         }
+        // SAFETY: as above. A cancel routine that is not null says that the request can be cancelled.
+        unsafe { (*self.irp).cancel_routine = IoCancelIrp as *mut c_void };
+        cancels.insert(self.irp as usize, cancel);
     }
 
     /// Completes the request with the result of `work`: now if the result is there, otherwise on the transport's
@@ -349,5 +370,88 @@ impl Drop for Request {
         // SAFETY: as above.
         unsafe { IofCompleteRequest(self.irp, 0) };
         self.file.request_completed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{pending, poll_fn},
+        sync::mpsc,
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::{
+        event::{KeInitializeEvent, KeReadStateEvent},
+        files::{Body, ZwClose, of_handle},
+    };
+
+    /// A thread cancels an IRP after its request was submitted and before it is pending.
+    #[test]
+    fn cancel_during_the_submission_is_not_lost() {
+        let device = Device::named("\\Device\\SmbDirectLoopback").unwrap();
+        let handle = File::open(device, Body::ControlChannel);
+        let file = of_handle(handle).unwrap();
+        let irp = IoAllocateIrp(1, 0);
+        let mut event = std::mem::MaybeUninit::<KEvent>::uninit();
+        let mut block = IoStatusBlock::new(1, 0);
+        // SAFETY: the IRP is new. The event and the block outlive the request, for which this waits.
+        let request = unsafe {
+            KeInitializeEvent(event.as_mut_ptr(), 0, 0);
+            (*irp).user_event = event.as_mut_ptr();
+            (*irp).user_iosb = &raw mut block;
+            (*irp).current_location -= 1;
+            (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
+            Request::new(irp, file)
+        };
+        let (cancelled, is_cancelled) = mpsc::channel();
+        let address = irp as usize;
+        let mut canceller = Some(move || {
+            // SAFETY: the request is pending until it is cancelled here.
+            unsafe { IoCancelIrp(address as *mut Irp) }
+        });
+        let (told, is_told) = tokio::sync::oneshot::channel();
+        let told = Mutex::new(Some(told));
+        let work = async move {
+            poll_fn(|_| {
+                if let Some(canceller) = canceller.take() {
+                    let found = thread::spawn(canceller).join().unwrap();
+                    cancelled.send(found).unwrap();
+                }
+                Poll::Ready(())
+            })
+            .await;
+            if is_told.await.is_err() {
+                pending::<()>().await;
+            }
+            (Status::CANCELLED, 0)
+        };
+        let cancel = move || {
+            if let Some(told) = told.lock().unwrap().take() {
+                let _ = told.send(());
+            }
+        };
+        assert_eq!(
+            request.run(work, Some(Arc::new(cancel))),
+            nt(Status::PENDING)
+        );
+        assert_eq!(is_cancelled.recv(), Ok(0));
+        for _ in 0..2000 {
+            // SAFETY: the event was initialized.
+            if unsafe { KeReadStateEvent(event.as_mut_ptr()) } != 0 {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: as above.
+        assert_ne!(
+            unsafe { KeReadStateEvent(event.as_mut_ptr()) },
+            0,
+            "it is lost"
+        );
+        assert_eq!(block.status(), nt(Status::CANCELLED));
+        ZwClose(handle);
     }
 }
