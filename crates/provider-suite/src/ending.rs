@@ -7,6 +7,7 @@ use smbdirect_rdma::{
     memory::Registration,
     work::{Access, Disconnect, Teardown},
 };
+use tokio::{runtime::Builder, task::spawn_blocking};
 
 use super::fabric::{End, Fabric, Pair, past, pattern};
 
@@ -199,6 +200,28 @@ pub async fn silence_after_the_end(fabric: &Fabric) {
         pair.turn().await;
         assert!(!pair.active.take_now().await);
     }
+}
+
+/// The runtime in which a connection was made ends, and the connection continues in another one.
+pub async fn a_connection_outlives_its_runtime(fabric: &Fabric) {
+    if !fabric.capabilities.changes_runtime {
+        return;
+    }
+    let mut builder = Builder::new_multi_thread();
+    let other = builder.worker_threads(1).enable_all().build().unwrap();
+    let there = fabric.clone();
+    let mut pair = other
+        .spawn(async move { there.pair().await })
+        .await
+        .unwrap();
+    assert!(pair.active.change_runtime() && pair.passive.change_runtime());
+    spawn_blocking(|| drop(other)).await.unwrap();
+    pair.active.send("there");
+    pair.until("a message", |_, p| p.messages.pop_front()).await;
+    pair.passive.send("and back");
+    pair.until("an answer", |a, _| a.messages.pop_front()).await;
+    pair.active.disconnect(Teardown::Graceful);
+    assert_eq!(pair.ended().await, (Disconnect::Local, Disconnect::Remote));
 }
 
 /// Posts many work requests of each kind on both ends. Returns the region of the passive end.

@@ -18,7 +18,7 @@ use smbdirect_rdma::{
     memory::{DeregisterError, Registration},
     provider::{
         AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
-        QueuePair,
+        QueuePair, Usage,
     },
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind,
@@ -70,6 +70,12 @@ pub struct Capabilities {
     /// Whether a Write that does not fit into its region changes none of its bytes. A provider that cuts
     /// Writes into several has them checked one by one.
     pub writes_are_whole: bool,
+    /// Whether an end counts the bytes that it sends and receives.
+    pub counts_bytes: bool,
+    /// Whether a flush stops at its limit.
+    pub limits_flushes: bool,
+    /// Whether a queue pair can move to another runtime.
+    pub changes_runtime: bool,
 }
 
 impl Default for Capabilities {
@@ -84,13 +90,16 @@ impl Default for Capabilities {
             least_read: 0,
             rights_are_checked: true,
             writes_are_whole: true,
+            counts_bytes: true,
+            limits_flushes: false,
+            changes_runtime: true,
         }
     }
 }
 
 impl Fabric {
     /// Uses `provider` at both ends, which listens on 127.0.0.1 and can do everything that [`Capabilities`] lists but
-    /// TCP.
+    /// TCP and limited flushes.
     pub fn new(provider: impl Provider + 'static) -> Self {
         let provider = Arc::new(provider);
         Self {
@@ -292,6 +301,8 @@ pub(crate) struct End {
     pub(crate) reads: VecDeque<BytesMut>,
     pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
     pub(crate) ended: Option<Disconnect>,
+    /// The number of bytes that a turn may send, if it is limited.
+    pub(crate) turn_bytes: Option<u64>,
 }
 
 /// Polls a queue pair as a future is polled: the context is woken if the queue pair has to be polled again.
@@ -349,6 +360,7 @@ impl End {
             reads: VecDeque::new(),
             flushed: Vec::new(),
             ended: None,
+            turn_bytes: None,
         }
     }
 
@@ -358,6 +370,14 @@ impl End {
 
     pub(crate) fn room(&self) -> Room {
         self.queue_pair.room()
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        self.queue_pair.usage()
+    }
+
+    pub(crate) fn change_runtime(&mut self) -> bool {
+        self.queue_pair.change_runtime()
     }
 
     pub(crate) fn receive(&mut self, length: u32) {
@@ -452,11 +472,15 @@ impl End {
         if self.woken.flag.swap(false, Ordering::AcqRel) {
             progress = self.take(context);
         }
-        self.queue_pair.flush(context, u64::MAX);
+        let sent = self.queue_pair.usage().sent;
+        let until = self.turn_bytes.map_or(u64::MAX, |bytes| sent + bytes);
+        self.queue_pair.flush(context, until);
         while self.queue_pair.needs_poll() {
             if let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
                 progress = true;
                 self.note(completion);
+            } else if self.ends_turn() {
+                break;
             }
         }
         progress
@@ -498,10 +522,18 @@ impl End {
             if let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
                 progress = true;
                 self.note(completion);
-            } else if !self.queue_pair.needs_poll() {
+            } else if !self.queue_pair.needs_poll() || self.ends_turn() {
                 return progress;
             }
         }
+    }
+
+    /// Returns whether a limit ends the turn of an end that needs a further poll, and wakes it for the next turn.
+    fn ends_turn(&self) -> bool {
+        if self.turn_bytes.is_some() {
+            self.woken.outer.lock().unwrap().wake_by_ref();
+        }
+        self.turn_bytes.is_some()
     }
 
     /// Drives this end alone until the connection has ended.

@@ -51,7 +51,7 @@ macro_rules! conformance {
                 busy_polling_finds_messages_and_the_end, empty_send, header_and_large_payload,
                 send_fills_its_receive_to_the_byte, no_receive_posted, longer_than_the_receive,
                 a_short_message_does_not_keep_later_ones_short, nothing_leaves_before_flush,
-                room_shrinks_and_recovers;
+                room_shrinks_and_recovers, usage_counts_what_moves, limited_flushes_send_everything;
             transfers: write_then_send, writes_of_many_sizes, reads_of_many_sizes,
                 empty_transfers_need_no_token, reads_beyond_ord_complete_in_order,
                 a_write_lands_where_it_should, reads_and_writes_both_ways;
@@ -63,7 +63,8 @@ macro_rules! conformance {
             ending: graceful_delivers_everything_first, graceful_from_the_passive_side,
                 both_at_once, abort_is_seen, dropping_is_seen, everything_completes_once,
                 everything_completes_once_when_the_peer_ends_it, read_buffers_come_back,
-                posting_after_the_end, ending_twice, silence_after_the_end;
+                posting_after_the_end, ending_twice, silence_after_the_end,
+                a_connection_outlives_its_runtime;
             interleaving: random_work_both_ways;
         }
     };

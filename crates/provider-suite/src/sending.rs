@@ -210,3 +210,48 @@ pub async fn room_shrinks_and_recovers(fabric: &Fabric) {
     pair.active.receives(room, 1);
     assert_eq!(pair.active.room().receives, 0);
 }
+
+pub async fn usage_counts_what_moves(fabric: &Fabric) {
+    const MESSAGE: usize = 400;
+    if !fabric.capabilities.counts_bytes {
+        return;
+    }
+    let mut pair = fabric.pair().await;
+    let (mut sent, mut received) = (pair.active.usage().sent, pair.passive.usage().received);
+    for i in 0..10 {
+        pair.active.send(pattern(MESSAGE, i));
+        pair.until("a message", |_, p| p.messages.pop_front()).await;
+        pair.passive.receive(FIRST_RECEIVE);
+        let now = (pair.active.usage().sent, pair.passive.usage().received);
+        assert!(now.0 - sent >= MESSAGE as u64, "message {i} is sent");
+        assert!(now.1 - received >= MESSAGE as u64, "message {i} arrives");
+        (sent, received) = now;
+    }
+}
+
+/// Each flush may send a few bytes more than were sent before, as the driver of a connection does it beside others.
+pub async fn limited_flushes_send_everything(fabric: &Fabric) {
+    const MESSAGE: usize = 40_000;
+    const COUNT: usize = 20;
+    let mut pair = fabric.pair().await;
+    pair.active.send("takes the first receive");
+    pair.until("a message", |_, p| p.messages.pop_front()).await;
+    pair.passive.receives(COUNT, MESSAGE as u32);
+    pair.settle().await;
+    let before = pair.active.usage().sent;
+    pair.active.turn_bytes = Some(0);
+    for i in 0..COUNT {
+        pair.active.send(pattern(MESSAGE, i as u64));
+    }
+    for _ in 0..10 {
+        pair.turn().await;
+    }
+    if fabric.capabilities.limits_flushes {
+        assert_eq!(pair.active.usage().sent, before, "the limit is reached");
+    }
+    pair.active.turn_bytes = Some(MESSAGE as u64 / 4);
+    for i in 0..COUNT {
+        let message = pair.until("a message", |_, p| p.messages.pop_front()).await;
+        assert!(message.bytes == pattern(MESSAGE, i as u64), "message {i}");
+    }
+}

@@ -149,6 +149,9 @@ pub struct AcceptRequest {
 }
 
 /// One end of a connection, which takes work requests and returns completions.
+///
+/// A queue pair in front of another one passes on all methods, also those with a default implementation: the defaults
+/// are for a queue pair that counts no bytes and cannot move.
 pub trait QueuePair: Send + fmt::Debug {
     /// Returns how much work may be posted now.
     fn room(&self) -> Room;
@@ -165,7 +168,8 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Sends as much of the queued work as possible. The context is woken when more can be sent. Until the next
     /// flush, neither this call nor a poll sends more once the total number of bytes sent ([`Usage::sent`]) has
-    /// reached `until`.
+    /// reached `until`, so that the connections of a thread take turns. A provider may ignore `until`: its other
+    /// connections then wait longer. One that heeds it returns the bytes sent from [`usage`](Self::usage).
     fn flush(&mut self, context: &mut Context<'_>, until: u64);
 
     /// Returns the next completion. If there is none, and [`needs_poll`](Self::needs_poll) is false,

@@ -25,7 +25,7 @@ use smbdirect::{
         memory::{DeregisterError, Registration},
         provider::{
             BoxFuture, ConnectRequest, Connected, IncomingRequest, ProviderAttributes,
-            ProviderListener, QueuePair,
+            ProviderListener, QueuePair, Usage,
         },
         work::{Completion, ProviderError, Room, Teardown, WorkRequest},
     },
@@ -158,6 +158,22 @@ impl QueuePair for CountingQueuePair {
 
     fn needs_poll(&self) -> bool {
         self.inner.needs_poll()
+    }
+
+    // The trait has defaults for these three, which are for a provider without such abilities. What stands in front of
+    // another queue pair passes them on: the driver of a connection computes the limit of a flush from `usage`, and ends
+    // a connection that cannot change its runtime.
+
+    fn busy_poll(&mut self) -> bool {
+        self.inner.busy_poll()
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn change_runtime(&mut self) -> bool {
+        self.inner.change_runtime()
     }
 
     fn disconnect(&mut self, how: Teardown) {

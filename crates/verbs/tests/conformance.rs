@@ -99,6 +99,9 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
     capabilities.rights_are_checked = !over_iwarp || adapter == Adapter::Active;
     // Software RoCE cuts a Write into packets that are checked one by one.
     capabilities.writes_are_whole = over_iwarp || adapter != Adapter::Passive;
+    // Adapters count no bytes, and their queue pairs need the runtime in which they were made.
+    capabilities.counts_bytes = false;
+    capabilities.changes_runtime = false;
     Some(Fabric {
         active,
         passive,

@@ -18,6 +18,7 @@ conformance!(loopback, Fabric::new(Loopback::new()));
 conformance!(iwarp, {
     let mut fabric = Fabric::new(Iwarp::new(IwarpConfig::default()));
     fabric.capabilities.over_tcp = true;
+    fabric.capabilities.limits_flushes = true;
     fabric
 });
 // Two providers: the one that connects finds its UDP port taken, and uses a free one.

@@ -34,7 +34,7 @@ mod write_progress;
 
 use std::{error::Error, time::Duration};
 
-use smbdirect::{Config, Connection, ConnectionError, Iwarp, IwarpConfig, Listener, Loopback};
+use smbdirect::{Config, Connection, ConnectionError, Iwarp, IwarpConfig, Listener};
 use smbdirect_provider_suite::{Fabric, conformance};
 use tokio::{sync::oneshot, time::timeout};
 
@@ -160,7 +160,11 @@ async fn provider() {
     assert!(provider::run().await.expect("it succeeds") > 2);
 }
 
-conformance!(
-    provider_suite,
-    Fabric::new(provider::Counting::new(Loopback::new()))
-);
+// Over iWARP, which needs every method of the queue pair to be passed on.
+conformance!(provider_suite, {
+    let iwarp = Iwarp::new(IwarpConfig::default());
+    let mut fabric = Fabric::new(provider::Counting::new(iwarp));
+    fabric.capabilities.over_tcp = true;
+    fabric.capabilities.limits_flushes = true;
+    fabric
+});
