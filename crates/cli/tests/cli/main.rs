@@ -16,6 +16,7 @@ mod files;
 mod gateway;
 mod listen;
 mod log;
+mod namespace;
 #[cfg(target_os = "linux")]
 mod pages;
 mod ping;

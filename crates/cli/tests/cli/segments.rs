@@ -9,7 +9,6 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -17,45 +16,10 @@ use std::{
 use pcap_file::pcap::PcapReader;
 use tempfile::TempDir;
 
+use crate::namespace::Namespace;
+
 /// The time limit of a step.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A network namespace. Dropping it removes the namespace.
-struct Namespace(String);
-
-impl Namespace {
-    fn new(mtu: usize) -> Option<Self> {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Relaxed);
-        let namespace = Self(format!("smbd-{}-{number}", std::process::id()));
-        let made = ip(&["netns", "add", &namespace.0]) && namespace.set_mtu(mtu);
-        made.then_some(namespace)
-    }
-
-    fn set_mtu(&self, mtu: usize) -> bool {
-        let mtu = mtu.to_string();
-        ip(&["-n", &self.0, "link", "set", "lo", "up", "mtu", &mtu])
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command
-            .args(["netns", "exec", &self.0, program])
-            .stdin(Stdio::null());
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        ip(&["netns", "del", &self.0]);
-    }
-}
-
-fn ip(arguments: &[&str]) -> bool {
-    let output = Command::new("ip").args(arguments).output();
-    output.is_ok_and(|output| output.status.success())
-}
 
 /// A process. Dropping it ends the process.
 struct Running(Child);
