@@ -8,20 +8,11 @@
 //! | When does an idle end poll before it sleeps? | After it has moved [`BULK_BYTES`], for the time that the provider gives: in a steady stream the next bytes mostly arrive sooner than a wake-up takes. | [`Polling`] |
 
 use std::{
-    cell::RefCell,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    sync::{Mutex, MutexGuard},
-};
-
-use super::clock::now;
+use super::{clock::now, crowd::Crowd};
 
 /// Work that is submitted this soon after a flush is part of a burst, and the driver task flushes it.
 const BURST: Duration = Duration::from_micros(20);
@@ -43,16 +34,9 @@ const SHARED_POLL_BYTES: usize = 96 * 1024;
 /// Bytes that a poll sends or receives in messages, if another connection of the thread carries requests. They
 /// are fewer than [`SHARED_POLL_BYTES`], because messages take more time for each byte than RDMA.
 const SHARED_POLL_MESSAGE_BYTES: usize = 10 * 1024;
-/// Bytes moved by RDMA by which a turn becomes longer for each waiting connection, so that many connections do
-/// not spend their time changing turns.
-const WAITING_BYTES: usize = 64 * 1024;
 /// Consecutive polls and calls with fewer than [`BULK_BYTES`] after which a connection counts as one that carries
 /// requests. The end that receives bulk data has a short poll now and then.
 const SHORT_POLLS_OF_REQUESTS: u8 = 8;
-/// Number of polls with bulk data but without a request after which no request is expected on the thread.
-const POLLS_WITHOUT_REQUEST: u32 = 100;
-/// Number of waiting connections beyond which turns do not become longer.
-const MAX_COUNTED_WAITING: usize = 8;
 
 /// Number of bytes, sent and received, after which an end that becomes idle polls before it sleeps.
 const BULK_BYTES: u64 = 16 * 1024;
@@ -216,14 +200,14 @@ impl Schedule {
     /// Returns whether requests are expected on the same thread.
     #[inline]
     fn shares_thread(&self) -> bool {
-        let expected = |crowd: &Arc<Crowd>| crowd.requests_expected.load(Ordering::Relaxed) > 0;
-        self.crowd.as_ref().is_some_and(expected)
+        self.crowd
+            .as_ref()
+            .is_some_and(|crowd| crowd.expects_requests())
     }
 
     #[inline]
     fn others_wait(&self) -> bool {
-        let waiting = |crowd: &Arc<Crowd>| crowd.waiting.load(Ordering::Relaxed) > 0;
-        self.crowd.as_ref().is_some_and(waiting)
+        self.crowd.as_ref().is_some_and(|crowd| crowd.has_waiting())
     }
 
     /// Returns the connections with which this one takes turns now.
@@ -266,82 +250,6 @@ impl Schedule {
     #[inline]
     pub(super) const fn is_polling(&self) -> bool {
         self.polling.since.is_some()
-    }
-}
-
-/// The connections whose driver tasks share one thread.
-#[derive(Debug, Default)]
-pub(super) struct Crowd {
-    /// Locked during a turn. The mutex is fair.
-    turn: Mutex<()>,
-    /// Connections that wait for their turns.
-    waiting: AtomicUsize,
-    /// Number of polls with bulk data after which no request is expected on this thread any more. While it is
-    /// above 0, a poll moves fewer bytes. Each request sets it to [`POLLS_WITHOUT_REQUEST`].
-    requests_expected: AtomicU32,
-}
-
-thread_local! {
-    static CROWD: RefCell<Weak<Crowd>> = const { RefCell::new(Weak::new()) };
-}
-
-impl Crowd {
-    /// Returns the connections of this thread, if the current runtime has one thread.
-    fn of_this_thread() -> Option<Arc<Self>> {
-        let runtime = Handle::try_current().ok()?;
-        if runtime.runtime_flavor() != RuntimeFlavor::CurrentThread {
-            return None;
-        }
-        let crowd = CROWD.try_with(|crowd| {
-            let mut crowd = crowd.borrow_mut();
-            crowd.upgrade().unwrap_or_else(|| {
-                let new = Arc::default();
-                *crowd = Arc::downgrade(&new);
-                new
-            })
-        });
-        crowd.ok()
-    }
-
-    /// Records a poll that has moved bytes, given whether they were few, and whether they were a request.
-    #[inline]
-    fn record_poll(&self, is_short: bool, is_request: bool) {
-        let expected = self.requests_expected.load(Ordering::Relaxed);
-        let expected = match (is_short, is_request) {
-            (_, true) => POLLS_WITHOUT_REQUEST,
-            (true, false) => return,
-            (false, false) => expected.saturating_sub(1),
-        };
-        self.requests_expected.store(expected, Ordering::Relaxed);
-    }
-
-    /// Returns the number of bytes that a turn moves in addition to the limit of other polls.
-    #[inline]
-    fn longer_turn_bytes(&self) -> usize {
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        WAITING_BYTES * waiting.min(MAX_COUNTED_WAITING)
-    }
-
-    /// Waits for the turn of a connection, which lasts until the guard is dropped.
-    pub(super) async fn turn(&self) -> MutexGuard<'_, ()> {
-        let _waits = Waits::new(&self.waiting);
-        self.turn.lock().await
-    }
-}
-
-/// A connection that waits for its turn.
-struct Waits<'a>(&'a AtomicUsize);
-
-impl<'a> Waits<'a> {
-    fn new(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Self(waiting)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -422,6 +330,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::driver::crowd::{POLLS_WITHOUT_REQUEST, WAITING_BYTES};
 
     const WINDOW: Duration = Duration::from_micros(100);
     const NOTHING: Duration = Duration::ZERO;

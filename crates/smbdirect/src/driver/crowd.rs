@@ -1,0 +1,110 @@
+//! [`Crowd`]: the connections of a runtime with one thread, which take turns.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+};
+
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Mutex, MutexGuard},
+};
+
+/// Bytes moved by RDMA by which a turn becomes longer for each waiting connection, so that many connections do
+/// not spend their time changing turns.
+pub(super) const WAITING_BYTES: usize = 64 * 1024;
+/// Number of polls with bulk data but without a request after which no request is expected on the thread.
+pub(super) const POLLS_WITHOUT_REQUEST: u32 = 100;
+/// Number of waiting connections beyond which turns do not become longer.
+const MAX_COUNTED_WAITING: usize = 8;
+
+/// The connections whose driver tasks share one thread.
+#[derive(Debug, Default)]
+pub(super) struct Crowd {
+    /// Locked during a turn. The mutex is fair.
+    turn: Mutex<()>,
+    /// Connections that wait for their turns.
+    waiting: AtomicUsize,
+    /// Number of polls with bulk data after which no request is expected on this thread any more. While it is
+    /// above 0, a poll moves fewer bytes. Each request sets it to [`POLLS_WITHOUT_REQUEST`].
+    requests_expected: AtomicU32,
+}
+
+thread_local! {
+    static CROWD: RefCell<Weak<Crowd>> = const { RefCell::new(Weak::new()) };
+}
+
+impl Crowd {
+    /// Returns the connections of this thread, if the current runtime has one thread.
+    pub(super) fn of_this_thread() -> Option<Arc<Self>> {
+        let runtime = Handle::try_current().ok()?;
+        if runtime.runtime_flavor() != RuntimeFlavor::CurrentThread {
+            return None;
+        }
+        let crowd = CROWD.try_with(|crowd| {
+            let mut crowd = crowd.borrow_mut();
+            crowd.upgrade().unwrap_or_else(|| {
+                let new = Arc::default();
+                *crowd = Arc::downgrade(&new);
+                new
+            })
+        });
+        crowd.ok()
+    }
+
+    /// Returns whether requests are expected on this thread.
+    #[inline]
+    pub(super) fn expects_requests(&self) -> bool {
+        self.requests_expected.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns whether connections wait for their turns.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Records a poll that has moved bytes, given whether they were few, and whether they were a request.
+    #[inline]
+    pub(super) fn record_poll(&self, is_short: bool, is_request: bool) {
+        let expected = self.requests_expected.load(Ordering::Relaxed);
+        let expected = match (is_short, is_request) {
+            (_, true) => POLLS_WITHOUT_REQUEST,
+            (true, false) => return,
+            (false, false) => expected.saturating_sub(1),
+        };
+        self.requests_expected.store(expected, Ordering::Relaxed);
+    }
+
+    /// Returns the number of bytes that a turn moves in addition to the limit of other polls.
+    #[inline]
+    pub(super) fn longer_turn_bytes(&self) -> usize {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        WAITING_BYTES * waiting.min(MAX_COUNTED_WAITING)
+    }
+
+    /// Waits for the turn of a connection, which lasts until the guard is dropped.
+    pub(super) async fn turn(&self) -> MutexGuard<'_, ()> {
+        let _waits = Waits::new(&self.waiting);
+        self.turn.lock().await
+    }
+}
+
+/// A connection that waits for its turn.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn new(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
