@@ -1,16 +1,13 @@
 //! [`Crowd`]: the connections of a runtime with one thread, which take turns.
 
-use std::{
-    cell::RefCell,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, PoisonError, Weak,
+    atomic::{AtomicU32, AtomicUsize, Ordering},
 };
 
 use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    sync::{Mutex, MutexGuard},
+    runtime::{Handle, Id, RuntimeFlavor},
+    sync::{self, MutexGuard},
 };
 
 /// Bytes moved by RDMA by which a turn becomes longer for each waiting connection, so that many connections do
@@ -21,11 +18,12 @@ pub(super) const POLLS_WITHOUT_REQUEST: u32 = 100;
 /// Number of waiting connections beyond which turns do not become longer.
 const MAX_COUNTED_WAITING: usize = 8;
 
-/// The connections whose driver tasks share one thread.
+/// The connections whose driver tasks run on one runtime with one thread. A turn lasts while the runtime does not run,
+/// so connections of another runtime must not wait for it, even if both run on the same thread.
 #[derive(Debug, Default)]
 pub(super) struct Crowd {
     /// Locked during a turn. The mutex is fair.
-    turn: Mutex<()>,
+    turn: sync::Mutex<()>,
     /// Connections that wait for their turns.
     waiting: AtomicUsize,
     /// Number of polls with bulk data after which no request is expected on this thread any more. While it is
@@ -33,26 +31,25 @@ pub(super) struct Crowd {
     requests_expected: AtomicU32,
 }
 
-thread_local! {
-    static CROWD: RefCell<Weak<Crowd>> = const { RefCell::new(Weak::new()) };
-}
+/// The connections of each runtime with one thread. The list is as long as the number of such runtimes.
+static CROWDS: Mutex<Vec<(Id, Weak<Crowd>)>> = Mutex::new(Vec::new());
 
 impl Crowd {
-    /// Returns the connections of this thread, if the current runtime has one thread.
-    pub(super) fn of_this_thread() -> Option<Arc<Self>> {
+    /// Returns the connections of the current runtime, if it has one thread.
+    pub(super) fn of_this_runtime() -> Option<Arc<Self>> {
         let runtime = Handle::try_current().ok()?;
         if runtime.runtime_flavor() != RuntimeFlavor::CurrentThread {
             return None;
         }
-        let crowd = CROWD.try_with(|crowd| {
-            let mut crowd = crowd.borrow_mut();
-            crowd.upgrade().unwrap_or_else(|| {
-                let new = Arc::default();
-                *crowd = Arc::downgrade(&new);
-                new
-            })
-        });
-        crowd.ok()
+        let mut crowds = CROWDS.lock().unwrap_or_else(PoisonError::into_inner);
+        crowds.retain(|(_, crowd)| crowd.strong_count() > 0);
+        let known = crowds.iter().find(|(id, _)| *id == runtime.id());
+        let known = known.and_then(|(_, crowd)| crowd.upgrade());
+        Some(known.unwrap_or_else(|| {
+            let new = Arc::default();
+            crowds.push((runtime.id(), Arc::downgrade(&new)));
+            new
+        }))
     }
 
     /// Returns whether requests are expected on this thread.

@@ -10,7 +10,7 @@
 //! | `state` | what the mutex protects, and the operations that the handles call |
 //! | `registrations` | registered buffers, and the release of those that were dropped |
 //! | `schedule` | when a message is flushed, how much one poll moves, and when an idle end polls before it sleeps |
-//! | `crowd` | the connections of one thread, which take turns |
+//! | `crowd` | the connections of a runtime with one thread, which take turns |
 //! | `rounds` | the poll rounds: completions, posts, flush |
 //! | `waiting` | the futures that wait for a change, by what they wait for |
 //! | `events` | what the engine reports, and the end of the connection |

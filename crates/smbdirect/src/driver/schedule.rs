@@ -70,7 +70,7 @@ pub(super) struct Schedule {
     messages_left: usize,
     /// Bytes of finished reads after which this poll ends, less those that have arrived.
     reads_left: usize,
-    /// The connections of this thread, if the runtime has one thread.
+    /// The connections of the runtime, if it has one thread.
     crowd: Option<Arc<Crowd>>,
     /// Consecutive polls and calls that moved fewer than [`BULK_BYTES`].
     short_polls: u8,
@@ -98,9 +98,9 @@ impl Schedule {
         }
     }
 
-    /// Joins the connections of this thread, if the current runtime has one thread.
-    pub(super) fn join_thread(&mut self) {
-        self.crowd = Crowd::of_this_thread();
+    /// Joins the connections of the current runtime, if it has one thread.
+    pub(super) fn join_runtime(&mut self) {
+        self.crowd = Crowd::of_this_runtime();
     }
 
     // When a submitted message is flushed
@@ -327,7 +327,10 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::advance;
+    use tokio::{
+        runtime::Builder,
+        time::{advance, timeout},
+    };
 
     use super::*;
     use crate::driver::crowd::{POLLS_WITHOUT_REQUEST, WAITING_BYTES};
@@ -383,8 +386,8 @@ mod tests {
     #[tokio::test]
     async fn polls_are_short_beside_other_connections() {
         let [mut alone, mut other] = [schedule(), schedule()];
-        alone.join_thread();
-        other.join_thread();
+        alone.join_runtime();
+        other.join_runtime();
         for poll in 1..100 {
             alone.end_poll(false, poll * BULK_BYTES);
         }
@@ -427,8 +430,8 @@ mod tests {
     #[tokio::test]
     async fn connections_with_more_to_do_take_turns() {
         let [mut first, mut second] = [schedule(), schedule()];
-        first.join_thread();
-        second.join_thread();
+        first.join_runtime();
+        second.join_runtime();
         requests(&mut first);
         for schedule in [&mut first, &mut second] {
             assert_eq!(schedule.submit(1, 7), Flush::Now { in_burst: false });
@@ -460,8 +463,8 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_moved_bulk_data_does_not_overtake_those_that_wait() {
         let [mut first, mut second] = [schedule(), schedule()];
-        first.join_thread();
-        second.join_thread();
+        first.join_runtime();
+        second.join_runtime();
         requests(&mut first);
         first.end_poll(false, BULK_BYTES);
         second.end_poll(false, BULK_BYTES);
@@ -481,12 +484,35 @@ mod tests {
         assert!(!first.takes_turns(), "nobody waits");
     }
 
+    /// A turn may last while its runtime does not run. Connections of another runtime on the thread do not wait for it.
+    #[test]
+    fn runtimes_of_one_thread_have_turns_of_their_own() {
+        let runtime = || Builder::new_current_thread().enable_time().build().unwrap();
+        let [one, another] = [runtime(), runtime()];
+        let busy = async || {
+            let mut schedule = schedule();
+            schedule.join_runtime();
+            requests(&mut schedule);
+            assert!(!schedule.end_poll(false, 100));
+            schedule.crowd().expect("it takes turns")
+        };
+        let first = one.block_on(busy());
+        let _turn = one.block_on(first.turn());
+        another.block_on(async {
+            let second = busy().await;
+            let turn = timeout(Duration::from_secs(1), second.turn()).await;
+            assert!(turn.is_ok(), "it waits for another runtime");
+        });
+        let sibling = one.block_on(busy());
+        assert!(Arc::ptr_eq(&first, &sibling));
+    }
+
     /// Threads of one runtime run concurrently, and no connection waits for a turn.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn connections_of_a_runtime_with_threads_take_no_turns() {
         let [mut first, mut second] = [schedule(), schedule()];
-        first.join_thread();
-        second.join_thread();
+        first.join_runtime();
+        second.join_runtime();
         requests(&mut second);
         first.end_poll(false, 1);
         assert!(!first.takes_turns() && first.begin_poll(false).is_none());

@@ -46,7 +46,7 @@ impl Driver {
 
     /// Creates the task of the current tokio runtime.
     fn new(shared: Arc<Shared>) -> Self {
-        shared.with(|state| state.schedule.join_thread());
+        shared.with(|state| state.schedule.join_runtime());
         Self {
             shared,
             in_poll: false,
