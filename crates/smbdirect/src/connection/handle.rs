@@ -280,7 +280,8 @@ impl Connection {
     /// Dropping the future has no effect.
     ///
     /// # Errors
-    /// Returns why the connection is over.
+    /// Returns why the connection is over, or [`ConnectionError::ClosedHere`] from the moment at which this end begins
+    /// to close it.
     pub async fn ready(&self) -> Result<(), ConnectionError> {
         self.shared()
             .wait(Condition::Ready, |state| state.check_ready())
@@ -291,7 +292,7 @@ impl Connection {
     /// the waker until the condition is true or the connection ends.
     ///
     /// # Errors
-    /// Returns why the connection is over.
+    /// Fails as [`ready`](Self::ready) does.
     pub fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         self.shared()
             .poll(context, Condition::Ready, |state| state.check_ready())

@@ -172,13 +172,15 @@ impl State {
     /// immediately.
     #[inline]
     pub(crate) fn would_wait(&self) -> bool {
-        self.closed.is_none() && !self.engine.is_ready()
+        !self.engine.is_ready() && self.closed.is_none() && !self.engine.is_closing()
     }
 
-    /// Returns `Ok` if a message can start immediately, or the reason if the connection is over.
+    /// Returns `Ok` if a message can start immediately, or the reason if none can start any more: the connection is
+    /// over, or this end closes it.
     pub(crate) fn check_ready(&self) -> Option<Result<(), ConnectionError>> {
         match &self.closed {
             Some(error) => Some(Err(error.clone())),
+            None if self.engine.is_closing() => Some(Err(ConnectionError::ClosedHere)),
             None => self.engine.is_ready().then_some(Ok(())),
         }
     }
@@ -360,10 +362,11 @@ impl State {
     /// handle may be dropped outside the runtime, where the timers of the runtime cannot be used.
     pub(crate) fn close(&mut self) {
         self.engine.close();
+        self.wake(Condition::Ready);
         self.wake_task();
     }
 
-    /// Closes the connection when its last handle is dropped, and discards the messages that arrived. A
+    /// Closes the connection when nobody receives its messages any more, and discards those that arrived. A
     /// full inbox would keep this end from granting credits, and so from sending its last messages.
     ///
     /// Returns whether the runtime of the connection had already ended.

@@ -11,7 +11,7 @@ pub(crate) enum Condition {
     Message,
     /// A segment has arrived, whether it completes a message or not.
     Segment,
-    /// A message can start immediately.
+    /// A message can start immediately, or none can start any more.
     Ready,
     /// A keepalive was answered.
     Keepalive,

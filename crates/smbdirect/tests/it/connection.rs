@@ -68,6 +68,18 @@ fn bytes(length: usize) -> Bytes {
     (0..length).map(|i| (i * 31 / 7) as u8).collect()
 }
 
+/// Sends messages until the other end, which takes none, accepts nothing more. Returns their number.
+async fn send_until_refused(connection: &Connection) -> usize {
+    let mut sent = 0;
+    for _ in 0..10 {
+        while connection.try_send(bytes(8000)).is_ok() {
+            sent += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    sent
+}
+
 /// Runs each behaviour on one thread over the loopback provider, and on two threads over TCP.
 macro_rules! over_every_provider {
     ($($behaviour:ident)*) => {
@@ -328,14 +340,7 @@ async fn ready_resolves_on_credits_without_a_message(provider: Arc<dyn Provider>
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
     let mut sent = 0;
     for _ in 0..3 {
-        // Send until the other end accepts nothing more.
-        for _ in 0..10 {
-            while let Ok(sending) = client.try_send(bytes(8000)) {
-                drop(sending);
-                sent += 1;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        sent += send_until_refused(&client).await;
         let ready = tokio::spawn({
             let client = client.clone();
             async move { client.ready().await }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError,
+    Access, Config, Connection, ConnectionError, Listener, SendError, TrySendError,
     engine::Expired,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -14,11 +14,12 @@ use smbdirect::{
 };
 use smbdirect_test::within;
 
-use super::{Pair, bytes, few_credits, pair, pair_with};
+use super::{Pair, bytes, few_credits, pair, pair_with, send_until_refused};
 
 over_every_provider! {
     closing_sends_what_was_submitted_and_both_ends_learn_why
     dropping_the_last_handle_closes
+    a_close_ends_the_wait_for_credits
     every_future_ends_when_the_runtime_stops
 }
 
@@ -251,4 +252,34 @@ async fn a_payload_that_panics_ends_only_its_connection() {
     drop(client);
     within(server.closed()).await;
     other.client.keepalive().await.unwrap();
+}
+
+/// While a close waits for the peer, nothing can be sent any more, and nobody waits for it.
+async fn a_close_ends_the_wait_for_credits(provider: Arc<dyn Provider>) {
+    let mut few = few_credits();
+    few.credit_grant_timeout = None;
+    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
+    // The peer takes nothing, so the close waits for its credits.
+    send_until_refused(&client).await;
+    drop(client.send("the last words").unwrap());
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.ready().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    client.start_close();
+    let soon = tokio::time::timeout(Duration::from_secs(2), waiting);
+    let waited = soon.await.expect("the close wakes it").unwrap();
+    assert_eq!(waited, Err(ConnectionError::ClosedHere));
+    assert_eq!(client.error(), None, "the close waits");
+    let sent = client.try_send("later").map(drop);
+    let closed = matches!(
+        sent,
+        Err(TrySendError::Send(SendError::Connection(
+            ConnectionError::ClosedHere
+        )))
+    );
+    assert!(closed, "{sent:?}");
+    drop(server);
 }
