@@ -26,12 +26,15 @@ use crate::{
 ///   dropped), and for a message longer than
 ///   [`max_fragmented_send_size`](crate::Negotiated::max_fragmented_send_size). A write waits while the peer has no
 ///   credits for the message that it completes. A frame is submitted when its last byte is written, without a flush.
+///   Once the connection is over or closing, every write fails, also of a part of a frame. Whole frames that were
+///   written just before can be lost, as with a TCP socket.
 /// - **Closing**: `shutdown` and dropping the stream send what was submitted and start to close the connection, as
-///   [`Connection::close`] does. SMB Direct has no half-close: the peer cannot answer afterwards. To know that the peer
-///   has taken everything, await [`closed`](Connection::closed) of a clone of the connection.
+///   [`Connection::close`] does. SMB Direct has no half-close: the peer cannot answer afterwards. After `shutdown`, what
+///   has arrived can still be read. Dropping the stream discards it. To know that the peer has taken everything, await
+///   [`closed`](Connection::closed) of a clone of the connection.
 /// - **Reading** ends with the end of the stream when either end has closed the connection, and fails with the error of
-///   the connection otherwise. A message of 16 MiB or more does not fit a frame, and aborts the connection. It can
-///   only arrive if `max_fragmented_receive_size` allows it.
+///   the connection otherwise. A message of 16 MiB or more does not fit a frame: it aborts the connection, and nothing
+///   is read any more. It can only arrive if `max_fragmented_receive_size` allows it.
 #[derive(Debug)]
 pub struct FrameStream {
     connection: Connection,
@@ -44,6 +47,8 @@ pub struct FrameStream {
     payload: Bytes,
     /// Whether more bytes of the message follow.
     is_within_message: bool,
+    /// A message did not fit a frame, so the rest of it and all after it cannot be read.
+    is_unreadable: bool,
 }
 
 impl Connection {
@@ -81,6 +86,7 @@ impl Connection {
             header_read: HEADER_LENGTH,
             payload: Bytes::new(),
             is_within_message: false,
+            is_unreadable: false,
         }
     }
 }
@@ -96,19 +102,20 @@ impl FrameStream {
     /// here. Returns the number of bytes.
     fn poll_take(&mut self, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         let has_header = self.written.next_length()?.is_some();
+        // Nothing is taken from a connection that cannot send it.
+        let is_ready = self.connection.poll_ready(context)?.is_ready();
         let missing = self.written.missing();
         let mut count = missing.min(from.len());
-        if has_header && count == missing {
-            match self.connection.poll_ready(context)? {
-                Poll::Ready(()) => {}
-                Poll::Pending if count == 1 => return Poll::Pending,
-                Poll::Pending => count -= 1,
+        if has_header && count == missing && !is_ready {
+            if count == 1 {
+                return Poll::Pending;
             }
+            count -= 1;
         }
         self.written.buffer.extend_from_slice(&from[..count]);
-        // The header may be that of no frame, which the next call reports.
+        // The header may be that of no frame, and the connection may end in this moment. The next call reports either.
         if let Ok(Some(message)) = self.written.take() {
-            drop(self.connection.send(message)?);
+            let _ = self.connection.send(message);
         }
         Poll::Ready(Ok(count))
     }
@@ -130,6 +137,9 @@ impl FrameStream {
 
     /// Receives the next part of a message. Returns false at the end of the stream.
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if self.is_unreadable {
+            return Poll::Ready(Err(ConnectionError::Aborted.into()));
+        }
         let segment = match ready!(self.connection.poll_recv_segment(context)) {
             Ok(segment) => segment,
             Err(ConnectionError::Closed | ConnectionError::ClosedHere)
@@ -145,6 +155,7 @@ impl FrameStream {
                 let peer = self.connection.peer_addr();
                 warn!(%peer, bytes = length, "a message is too long for a frame");
                 self.connection.abort();
+                self.is_unreadable = true;
                 return Poll::Ready(Err(ConnectionError::Aborted.into()));
             }
             self.header = (length as u32).to_be_bytes();
@@ -211,9 +222,7 @@ impl AsyncWrite for FrameStream {
 
 impl Drop for FrameStream {
     fn drop(&mut self) {
-        if self.connection.error().is_none() {
-            // An incomplete frame is not sent.
-            let _ = self.close();
-        }
+        // An incomplete frame is not sent.
+        self.connection.close_unread();
     }
 }

@@ -58,6 +58,11 @@ impl Connection {
         self.shared().with(State::close);
     }
 
+    /// Starts to close the connection, and discards the messages that arrived and those that still arrive.
+    pub(crate) fn close_unread(&self) {
+        self.shared().with(State::close_unread);
+    }
+
     /// Ends the connection immediately. Submitted work that has not left is discarded, and every future
     /// that waits returns [`ConnectionError::Aborted`]. Over iWARP this resets TCP, which also discards what was
     /// reported as sent and has not reached the peer. Does nothing on a connection that is over.

@@ -1,6 +1,6 @@
 //! The end of a connection, and the results of its futures and messages.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
@@ -13,6 +13,7 @@ use smbdirect::{
     },
 };
 use smbdirect_test::within;
+use tokio::io::AsyncWriteExt;
 
 use super::{Pair, bytes, few_credits, pair, pair_with, send_until_refused};
 
@@ -281,5 +282,9 @@ async fn a_close_ends_the_wait_for_credits(provider: Arc<dyn Provider>) {
         )))
     );
     assert!(closed, "{sent:?}");
+    let mut stream = client.into_stream();
+    let writing = tokio::time::timeout(Duration::from_secs(2), stream.write(b"\0\0"));
+    let error = writing.await.expect("it does not wait").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotConnected, "{error}");
     drop(server);
 }

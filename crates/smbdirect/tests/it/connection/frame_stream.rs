@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Pair, pair};
+use super::{Pair, few_credits, pair, pair_with, send_until_refused};
 
 over_every_provider! {
     frames_are_messages_in_both_directions
@@ -21,6 +21,10 @@ over_every_provider! {
     abandoned_reads_and_writes_lose_nothing
     what_is_no_frame_is_an_error
     a_lost_connection_is_an_error
+    a_write_after_the_end_fails_at_once
+    a_frame_that_cannot_be_sent_is_reported_with_its_cause
+    nothing_is_read_after_a_message_that_is_too_long_for_a_frame
+    a_dropped_stream_discards_what_was_not_read
 }
 
 fn frame(message: &[u8]) -> Vec<u8> {
@@ -170,4 +174,80 @@ async fn a_lost_connection_is_an_error(provider: Arc<dyn Provider>) {
     peer.abort();
     let error = within(stream.read(&mut [0; 9])).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}");
+}
+
+/// Also a write of a part of a frame, which sends nothing.
+async fn a_write_after_the_end_fails_at_once(provider: Arc<dyn Provider>) {
+    for how in ["abort", "start_close", "shutdown"] {
+        let (mut stream, _peer) = ends(provider.clone()).await;
+        stream.write_all(&[0, 0]).await.unwrap();
+        match how {
+            "abort" => stream.connection().abort(),
+            "start_close" => stream.connection().start_close(),
+            _ => drop(stream.shutdown().await),
+        }
+        let expected = if how == "abort" {
+            io::ErrorKind::ConnectionAborted
+        } else {
+            io::ErrorKind::NotConnected
+        };
+        for part in [&[0][..], &[0, 1], b"\0\x01x"] {
+            let error = within(stream.write(part)).await.unwrap_err();
+            assert_eq!(error.kind(), expected, "{how}: {error}");
+        }
+    }
+}
+
+/// A clone ends the connection between the two steps of a write, in some of the attempts. What was taken is reported,
+/// and then the error of the connection, at every write.
+async fn a_frame_that_cannot_be_sent_is_reported_with_its_cause(provider: Arc<dyn Provider>) {
+    for attempt in 0..100 {
+        let (mut stream, _peer) = ends(provider.clone()).await;
+        let connection = stream.connection().clone();
+        let aborting = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(attempt));
+            connection.abort();
+        });
+        let whole = frame(b"short");
+        let mut at = 0;
+        let error = within(async {
+            loop {
+                match stream.write(&whole[at..]).await {
+                    Ok(count) => at = (at + count) % whole.len(),
+                    Err(error) => break error,
+                }
+            }
+        })
+        .await;
+        aborting.join().unwrap();
+        let again = within(stream.write(&whole[at..])).await.unwrap_err();
+        for error in [error, again] {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted, "{error}");
+        }
+    }
+}
+
+async fn nothing_is_read_after_a_message_that_is_too_long_for_a_frame(provider: Arc<dyn Provider>) {
+    let mut settings = Settings::default();
+    settings.max_fragmented_receive_size = 17 << 20;
+    let Pair { client, server, .. } = pair_with(provider, settings, Settings::default()).await;
+    drop(server.send(bytes(0x100_0000)).unwrap());
+    drop(server.send("more").unwrap());
+    let mut stream = client.into_stream();
+    for _ in 0..3 {
+        let error = within(stream.read(&mut [0; 9])).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted, "{error}");
+    }
+}
+
+/// Untaken messages leave no room for the credits of the peer, and so the close would not end.
+async fn a_dropped_stream_discards_what_was_not_read(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair_with(provider, few_credits(), few_credits()).await;
+    send_until_refused(&server).await;
+    let clone = client.clone();
+    let mut stream = client.into_stream();
+    stream.write_all(&frame(&bytes(60_000))).await.unwrap();
+    drop(stream);
+    assert_eq!(within(server.recv()).await.unwrap().len(), 60_000);
+    assert_eq!(within(clone.closed()).await, ConnectionError::ClosedHere);
 }
