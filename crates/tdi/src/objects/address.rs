@@ -193,7 +193,7 @@ impl<C: EndpointContext> AddressShared<C> {
     /// Calls the connect handler. Returns the offer if the client refused it.
     fn ask_client(
         self: &Arc<Self>,
-        client: &dyn Client<C>,
+        client: Arc<dyn Client<C>>,
         incoming: Incoming,
         refused: &mut bool,
     ) -> Option<Incoming> {
@@ -207,10 +207,11 @@ impl<C: EndpointContext> AddressShared<C> {
         let asked = catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer)));
         match asked {
             Ok(ConnectAnswer::Accept(endpoint)) => {
-                if !endpoint.accept_offer(self, incoming) {
+                if let Err(client) = endpoint.accept_offer(self, incoming, client) {
                     let failed = Err(Status::INVALID_CONNECTION);
-                    let report = || client.accept_completed(&endpoint, failed);
-                    if catch_unwind(AssertUnwindSafe(report)).is_err() {
+                    let report =
+                        |client: &dyn Client<C>| client.accept_completed(&endpoint, failed);
+                    if endpoint.call_client(&*client, report).is_err() {
                         warn!("the handler of the acceptance panicked");
                     }
                 }
@@ -268,7 +269,7 @@ impl<C: EndpointContext> OfferTarget for AddressShared<C> {
             }
         }
         match self.client() {
-            Some(client) => self.ask_client(&*client, incoming, refused),
+            Some(client) => self.ask_client(client, incoming, refused),
             None => Some(incoming),
         }
     }

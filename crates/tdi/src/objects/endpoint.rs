@@ -8,6 +8,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
 };
 
 use smbdirect::Token;
@@ -21,10 +22,9 @@ use super::{
 };
 use crate::{
     protocol::{
-        Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, ReceiveCompletion,
-        Request, Status,
+        Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, Request, Status,
     },
-    session::{Called, Session, SessionOwner},
+    session::{Called, OnCompletion, Session, SessionOwner},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -120,18 +120,32 @@ impl<C: EndpointContext> Endpoint<C> {
         Ok(())
     }
 
-    /// Calls a handler of the client when no other handler of this endpoint runs.
+    /// Calls a handler of the address's client when no other handler of this endpoint runs.
     fn call<R>(&self, handler: impl FnOnce(&dyn Client<C>) -> R) -> Called<R> {
         let client = self.shared.client()?;
+        Some(self.call_client(&*client, handler))
+    }
+
+    /// Calls a handler of `client` when no other handler of this endpoint runs.
+    pub(super) fn call_client<R>(
+        &self,
+        client: &dyn Client<C>,
+        handler: impl FnOnce(&dyn Client<C>) -> R,
+    ) -> thread::Result<R> {
         let lock = self.shared.handler_lock.lock();
         let _lock = lock.unwrap_or_else(PoisonError::into_inner);
         //= TDI-EVENT-01
-        Some(catch_unwind(AssertUnwindSafe(|| handler(&*client))))
+        catch_unwind(AssertUnwindSafe(|| handler(client)))
     }
 
     /// Calls a handler while there is no session that a panic could end.
     pub(super) fn call_without_session(&self, handler: impl FnOnce(&dyn Client<C>)) {
-        if let Some(Err(_)) = self.call(handler) {
+        self.abort_after_panic(self.call(handler).unwrap_or(Ok(())));
+    }
+
+    /// Ends the connection if a handler has panicked that was called without a session.
+    pub(super) fn abort_after_panic(&self, called: thread::Result<()>) {
+        if called.is_err() {
             warn!("a handler panicked");
             // If the connection was established meanwhile, it ends.
             let _ = self.abort();
@@ -205,14 +219,16 @@ impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
         endpoint.call(|client| client.chained_receive(&endpoint, tsdu))
     }
 
-    fn receive(self: Arc<Self>, indication: Indication) -> Called<Answer> {
+    fn receive(self: Arc<Self>, indication: Indication) -> Called<(Answer, Option<OnCompletion>)> {
+        let client = self.client()?;
         let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.receive(&endpoint, indication))
-    }
-
-    fn receive_completed(self: Arc<Self>, completion: ReceiveCompletion) -> Called<()> {
-        let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.receive_completed(&endpoint, completion))
+        let answer = endpoint.call_client(&*client, |client| client.receive(&endpoint, indication));
+        let shared = endpoint.downgrade();
+        Some(answer.map(|answer| {
+            let returns_request = matches!(answer, Answer::TakenThenReceive(..));
+            let on_completion = returns_request.then(|| completes_at(client, shared));
+            (answer, on_completion)
+        }))
     }
 
     fn send_possible(self: Arc<Self>, available: usize) -> Called<()> {
@@ -229,6 +245,18 @@ impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
         let endpoint = Endpoint::from_shared(self);
         endpoint.call(|client| client.disconnect(&endpoint, flags, cause))
     }
+}
+
+/// Returns the call of `client` for the completion of the request that its receive handler has returned.
+fn completes_at<C: EndpointContext>(
+    client: Arc<dyn Client<C>>,
+    shared: Weak<EndpointShared<C>>,
+) -> OnCompletion {
+    Box::new(move |completion| {
+        let endpoint = Endpoint::from_shared(shared.upgrade()?);
+        let handler = |client: &dyn Client<C>| client.receive_completed(&endpoint, completion);
+        Some(endpoint.call_client(&*client, handler))
+    })
 }
 
 /// Aborts the connection and cancels pending requests, because the last handle was dropped.

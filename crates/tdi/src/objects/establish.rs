@@ -2,8 +2,11 @@
 //! what their results do to the endpoint.
 
 use std::{
+    future::{Future, poll_fn},
     net::SocketAddr,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
+    task::Poll,
     time::Duration,
 };
 
@@ -18,11 +21,11 @@ use tracing::{Instrument, warn};
 use super::{
     device::TransportSettings,
     phase::{Attempt, Phase, Timer},
-    types::{AddressShared, Endpoint, EndpointContext, EndpointShared, PendingListen},
+    types::{AddressShared, Client, Endpoint, EndpointContext, EndpointShared, PendingListen},
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, EndpointState, Status},
-    session::{Session, Task, complete},
+    session::{Requested, Session, Task, complete, requested},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -55,17 +58,23 @@ impl<C: EndpointContext> Endpoint<C> {
             complete(Some(completer), Ok(()));
             return None;
         }
-        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
+        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
         state.phase = Phase::Accepting(Attempt {
             listen: Some(remote),
-            ..Attempt::new(Some(completer), task)
+            ..Attempt::new(completer, task)
         });
         None
     }
 
-    /// Accepts a peer for which the connect handler has returned this endpoint. Returns false if the endpoint
-    /// cannot accept it.
-    pub(crate) fn accept_offer(&self, address: &Arc<AddressShared<C>>, incoming: Incoming) -> bool {
+    /// Accepts a peer for which the connect handler of `client` has returned this endpoint. The completion goes to
+    /// that client, even if the address has another one by then. Returns the client if the endpoint cannot accept
+    /// the peer.
+    pub(crate) fn accept_offer(
+        &self,
+        address: &Arc<AddressShared<C>>,
+        incoming: Incoming,
+        client: Arc<dyn Client<C>>,
+    ) -> Result<(), Arc<dyn Client<C>>> {
         let mut state = self.lock();
         let is_here = state
             .address
@@ -73,19 +82,23 @@ impl<C: EndpointContext> Endpoint<C> {
             .is_some_and(|own| Arc::ptr_eq(own, address));
         if !is_here || state.phase.state() != EndpointState::Associated {
             warn!("the connect handler gave an endpoint that is not idle on this address");
-            return false;
+            return Err(client);
         }
         let attempt = state.begin();
-        let (weak, endpoint) = (self.downgrade(), self.clone());
-        let accepting = async move {
-            accept(weak, attempt, incoming).await;
-            // This keeps the endpoint open until `accept_completed` has given the client a handle
-            // that it can keep.
-            drop(endpoint);
-        };
-        let task = tokio::spawn(accepting).abort_handle();
-        state.phase = Phase::Accepting(Attempt::new(None, task));
-        true
+        let (completer, cancelled) = requested();
+        tokio::spawn(accept_for(
+            self.clone(),
+            attempt,
+            incoming,
+            client,
+            cancelled,
+        ));
+        state.phase = Phase::Accepting(Attempt {
+            completer,
+            task: None,
+            listen: None,
+        });
+        Ok(())
     }
 
     /// Cancels a pending listen, because the address was closed.
@@ -108,21 +121,26 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
-    /// Handles the result of `attempt`: starts the session, or completes the request with an error.
-    fn attempt_done(&self, attempt: u64, result: Result<Connection, Status>) {
+    /// Handles the result of `attempt`: starts the session, or completes the request with an error. `acceptor` is
+    /// the client whose connect handler has accepted the peer, if one has. Returns false and does nothing if the
+    /// attempt is not the current one any more.
+    fn attempt_done(
+        &self,
+        attempt: u64,
+        result: Result<Connection, Status>,
+        acceptor: Option<&dyn Client<C>>,
+    ) -> bool {
         let mut state = self.lock();
         if state.attempt != attempt {
-            return;
+            return false;
         }
         let Attempt {
-            mut completer,
-            listen,
-            ..
+            completer, listen, ..
         } = match std::mem::replace(&mut state.phase, Phase::Associated) {
             Phase::Connecting(attempt) | Phase::Accepting(attempt) => attempt,
             phase => {
                 state.phase = phase;
-                return;
+                return false;
             }
         };
         let device = &self.shared.device;
@@ -140,10 +158,8 @@ impl<C: EndpointContext> Endpoint<C> {
             }
             Err(status) => {
                 //= TDI-CONN-08
-                if let Some(remote) = listen
-                    && let Some(listening) = completer.take()
-                {
-                    state.phase = Phase::Listening(listening);
+                if let Some(remote) = listen {
+                    state.phase = Phase::Listening(completer);
                     let address = state.address.clone().expect("it is associated");
                     drop(state);
                     address.listen_again(PendingListen {
@@ -152,7 +168,7 @@ impl<C: EndpointContext> Endpoint<C> {
                         remote,
                         query_accept: false,
                     });
-                    return;
+                    return true;
                 }
                 drop(state);
                 Err(status)
@@ -163,9 +179,10 @@ impl<C: EndpointContext> Endpoint<C> {
             Err(status) => (None, Err(status)),
         };
         device.count(|counters| counters.add_connect(result));
-        match completer {
-            Some(completer) => complete(Some(completer), result),
-            None => self.call_without_session(|client| client.accept_completed(self, result)),
+        complete(Some(completer), result);
+        if let Some(acceptor) = acceptor {
+            let called = self.call_client(acceptor, |client| client.accept_completed(self, result));
+            self.abort_after_panic(called);
         }
         // The task starts last, so that the client sees this result before events of the
         // connection.
@@ -173,6 +190,7 @@ impl<C: EndpointContext> Endpoint<C> {
             let shared = self.downgrade();
             Task::spawn(session, shared);
         }
+        true
     }
 }
 
@@ -192,36 +210,68 @@ pub(super) async fn connect<C: EndpointContext>(
         None => Err(Status::IO_TIMEOUT),
     };
     if let Some(shared) = endpoint.upgrade() {
-        Endpoint::from_shared(shared).attempt_done(attempt, result);
+        Endpoint::from_shared(shared).attempt_done(attempt, result, None);
     }
 }
 
-/// Establishes the connection of an offer, in the tracing span of the connection.
+/// Establishes the connection of an offer that the connect handler of `client` has accepted, and reports the result to
+/// that client. `cancelled` resolves when the attempt is cancelled. The task has a handle of the endpoint, which keeps it
+/// open until `accept_completed` has given the client one that it can keep.
+async fn accept_for<C: EndpointContext>(
+    endpoint: Endpoint<C>,
+    attempt: u64,
+    incoming: Incoming,
+    client: Arc<dyn Client<C>>,
+    mut cancelled: Requested,
+) {
+    let mut accepting = pin!(accept(
+        endpoint.downgrade(),
+        attempt,
+        incoming,
+        Some(client.clone())
+    ));
+    let is_reported = poll_fn(|context| match accepting.as_mut().poll(context) {
+        Poll::Pending => Pin::new(&mut cancelled).poll(context).map(|_| false),
+        is_current => is_current,
+    });
+    if !is_reported.await {
+        let result = Err(Status::CANCELLED);
+        let report = |client: &dyn Client<C>| client.accept_completed(&endpoint, result);
+        if endpoint.call_client(&*client, report).is_err() {
+            warn!("the handler of the acceptance panicked");
+        }
+    }
+}
+
+/// Establishes the connection of an offer, in the tracing span of the connection. Returns whether the attempt was the
+/// current one to its end.
 pub(super) async fn accept<C: EndpointContext>(
     endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     incoming: Incoming,
-) {
+    acceptor: Option<Arc<dyn Client<C>>>,
+) -> bool {
     let span = incoming.span().clone();
-    accept_in_span(endpoint, attempt, incoming)
+    accept_in_span(endpoint, attempt, incoming, acceptor)
         .instrument(span)
-        .await;
+        .await
 }
 
 async fn accept_in_span<C: EndpointContext>(
     endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     incoming: Incoming,
-) {
+    acceptor: Option<Arc<dyn Client<C>>>,
+) -> bool {
     let Some(device) = endpoint.upgrade().map(|shared| shared.device.clone()) else {
-        return;
+        return false;
     };
     let config = device.settings.config.clone();
     let result = incoming.accept(config).await;
     let result = result.map_err(|error| accept_status(&error));
-    if let Some(shared) = endpoint.upgrade() {
-        Endpoint::from_shared(shared).attempt_done(attempt, result);
-    }
+    endpoint.upgrade().is_some_and(|shared| {
+        Endpoint::from_shared(shared).attempt_done(attempt, result, acceptor.as_deref())
+    })
 }
 
 /// Refuses a peer that the client has neither accepted nor rejected within `limit`.

@@ -33,19 +33,20 @@ impl Drop for Timer {
 
 /// A connection that is being established.
 pub(super) struct Attempt {
-    /// Completes the request; `None` if the connect handler accepted the offer.
-    pub(super) completer: Option<Completer>,
-    pub(super) task: AbortHandle,
+    /// Completes the request, or ends the task of an offer that the connect handler has accepted.
+    pub(super) completer: Completer,
+    /// The task, which is aborted when the attempt is cancelled; `None` if `completer` ends it.
+    pub(super) task: Option<AbortHandle>,
     /// The remote filter of the listen that accepted the peer. The listen becomes pending again if
     /// this peer fails to negotiate. `None` if the peer was not accepted by a listen.
     pub(super) listen: Option<Option<IpAddr>>,
 }
 
 impl Attempt {
-    pub(super) const fn new(completer: Option<Completer>, task: AbortHandle) -> Self {
+    pub(super) const fn new(completer: Completer, task: AbortHandle) -> Self {
         Self {
             completer,
-            task,
+            task: Some(task),
             listen: None,
         }
     }
@@ -69,8 +70,10 @@ impl Phase {
     pub(super) fn cancel(self, status: Status) {
         match self {
             Self::Connecting(attempt) | Self::Accepting(attempt) => {
-                attempt.task.abort();
-                complete(attempt.completer, Err(status));
+                if let Some(task) = attempt.task {
+                    task.abort();
+                }
+                complete(Some(attempt.completer), Err(status));
             }
             Self::Listening(completer) => complete(Some(completer), Err(status)),
             // Dropping an offer refuses the peer.

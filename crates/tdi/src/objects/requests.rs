@@ -87,7 +87,7 @@ impl<C: EndpointContext> Endpoint<C> {
         let limit = timeout.unwrap_or(self.shared.device.settings.connect_timeout);
         let work = connect(self.downgrade(), attempt, remote, limit);
         let task = tokio::spawn(work).abort_handle();
-        state.phase = Phase::Connecting(Attempt::new(Some(completer), task));
+        state.phase = Phase::Connecting(Attempt::new(completer, task));
         requested
     }
 
@@ -171,8 +171,8 @@ impl<C: EndpointContext> Endpoint<C> {
         else {
             unreachable!("the state was just checked to be `Offered`")
         };
-        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
-        state.phase = Phase::Accepting(Attempt::new(Some(completer), task));
+        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
+        state.phase = Phase::Accepting(Attempt::new(completer, task));
         requested
     }
 

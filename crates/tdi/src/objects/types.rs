@@ -28,8 +28,9 @@ use crate::{
 /// A local address. Its client receives the events of all endpoints that are associated with it,
 /// and peers can connect to it.
 ///
-/// Handles are cheap to clone. When the last one is dropped, pending listens are cancelled, no more
-/// handlers are called, and peers are refused; connections stay open without events.
+/// Handles are cheap to clone. When the last one is dropped, pending listens are cancelled, and peers are
+/// refused. Connections stay open without events; only the completions of requests that handlers have returned
+/// are still reported.
 pub struct Address<C: EndpointContext = ()> {
     pub(super) handle: Arc<Handle<C>>,
 }
@@ -134,7 +135,9 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     /// Handles the result of an acceptance: whether the connection of an offer that
     /// [`connect`](Self::connect) accepted was established. After this call the endpoint is closed
     /// unless the client has kept a handle. The result is
-    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) if the endpoint could not accept the offer.
+    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) if the endpoint could not accept the offer, and
+    /// [`CANCELLED`](Status::CANCELLED) if the acceptance was cancelled. This client is told even if the address
+    /// has been closed or has another client.
     fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {}
 
     /// Handles TDI_EVENT_RECEIVE: bytes of a TSDU have arrived.
@@ -164,7 +167,8 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         Err(tsdu)
     }
 
-    /// Handles the completion of the request that [`receive`](Self::receive) returned.
+    /// Handles the completion of the request that [`receive`](Self::receive) of this client returned, even if the
+    /// address has been closed or has another client.
     fn receive_completed(&self, endpoint: &Endpoint<C>, completion: ReceiveCompletion) {}
 
     /// Handles TDI_EVENT_SEND_POSSIBLE: after a refused non-blocking send, the send buffer has

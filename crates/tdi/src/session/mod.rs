@@ -19,4 +19,4 @@ pub(crate) use clock::now;
 pub(crate) use pending::{Completer, complete, done, requested};
 pub use pending::{Receiving, Requested, Sending};
 pub(crate) use shared::Session;
-pub(crate) use task::{Called, SessionOwner, Task};
+pub(crate) use task::{Called, OnCompletion, SessionOwner, Task};

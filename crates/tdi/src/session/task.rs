@@ -33,6 +33,10 @@ const MAX_SEGMENTS_PER_ROUND: usize = 64;
 /// panicked.
 pub(crate) type Called<R> = Option<thread::Result<R>>;
 
+/// Calls the client that has returned a request from its receive handler, for the completion of that request. It may
+/// not be the client of the address any more.
+pub(crate) type OnCompletion = Box<dyn FnOnce(ReceiveCompletion) -> Called<()> + Send>;
+
 /// The owner of a session, which passes the events of the connection to the client's handlers.
 pub(crate) trait SessionOwner: Send + Sync {
     /// Returns the number of bytes that may be lent to the client at one time.
@@ -41,8 +45,8 @@ pub(crate) trait SessionOwner: Send + Sync {
 
     fn takes_chained(self: Arc<Self>) -> Called<bool>;
     fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>>;
-    fn receive(self: Arc<Self>, indication: Indication) -> Called<Answer>;
-    fn receive_completed(self: Arc<Self>, completion: ReceiveCompletion) -> Called<()>;
+    /// Calls the receive handler. If its answer has a request, the result has the call for its completion.
+    fn receive(self: Arc<Self>, indication: Indication) -> Called<(Answer, Option<OnCompletion>)>;
     fn send_possible(self: Arc<Self>, available: usize) -> Called<()>;
     fn invalidated(self: Arc<Self>, token: Token) -> Called<()>;
     fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
@@ -55,6 +59,8 @@ pub(crate) struct Task {
     owner: Weak<dyn SessionOwner>,
     /// TSDUs that the connection has taken and not sent yet.
     sending: VecDeque<Sending>,
+    /// The call for the completion of the request that a handler has returned.
+    on_completion: Option<OnCompletion>,
     sleep: Pin<Box<Sleep>>,
     postponed: Postponed,
 }
@@ -96,6 +102,7 @@ impl Task {
             session,
             owner,
             sending: VecDeque::new(),
+            on_completion: None,
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
             postponed: Postponed::default(),
         });
@@ -175,7 +182,7 @@ impl Task {
     }
 
     /// Calls a handler for one event of the receives. Returns whether there was one.
-    fn handle_receive_news(&self) -> bool {
+    fn handle_receive_news(&mut self) -> bool {
         let Some(owner) = self.owner.upgrade() else {
             return false;
         };
@@ -184,8 +191,7 @@ impl Task {
             Some(true) => owner.lendable(),
             _ => 0,
         };
-        let receives = &self.session.receives;
-        let Some(news) = receives.poll_news(lendable) else {
+        let Some(news) = self.session.receives.poll_news(lendable) else {
             return false;
         };
         let result = match news {
@@ -193,14 +199,20 @@ impl Task {
                 let answer = self.call(|owner| owner.receive(indication));
                 // Without a handler the data is held for a receive.
                 //= TDI-ADDR-02
-                receives.answer(answer.unwrap_or(Answer::NotAccepted(0)))
+                let (answer, on_completion) = answer.unwrap_or((Answer::NotAccepted(0), None));
+                self.on_completion = on_completion;
+                self.session.receives.answer(answer)
             }
             ReceiveNews::Chained(tsdu) => {
                 let answer = self.call(|owner| owner.chained_receive(tsdu));
-                receives.answer_chained(answer.unwrap_or(Ok(())))
+                self.session
+                    .receives
+                    .answer_chained(answer.unwrap_or(Ok(())))
             }
             ReceiveNews::Completed(completion) => {
-                self.call(|owner| owner.receive_completed(completion));
+                if let Some(call) = self.on_completion.take() {
+                    self.call(|_| call(completion));
+                }
                 Ok(())
             }
             ReceiveNews::Invalidated(token) => {
@@ -262,7 +274,7 @@ impl Task {
 
     /// Completes everything that is pending and calls the last handlers, because the connection is
     /// closed and all received segments have been taken from it.
-    fn finish(&self, reason: ConnectionError) {
+    fn finish(&mut self, reason: ConnectionError) {
         let cause = self.session.end_cause(reason);
         self.session.sends.end(cause.status());
         // No release can start any more, so this one is the last that has to be completed.

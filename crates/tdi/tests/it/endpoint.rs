@@ -4,6 +4,7 @@
 pub(crate) mod ends;
 
 mod adapters;
+mod answers;
 mod connecting;
 mod disconnecting;
 mod failing;
