@@ -58,7 +58,7 @@ class WithLibrary(build_py):
         editable = getattr(self, "editable_mode", False)
         target = (HERE / "src" if editable else Path(self.build_lib)) / "smbdirect" / NAME
         given = os.environ.get("SMBDIRECT_LIBRARY")
-        if given is None:
+        if not given:
             build_library(target)
         elif os.path.exists(given):
             shutil.copyfile(given, target)

@@ -1,7 +1,10 @@
 """Tests of memory that is registered and returned without a copy, while it is viewed."""
 
+import contextlib
 import ctypes
 import gc
+import os
+import signal
 import sys
 import threading
 import time
@@ -9,6 +12,28 @@ import unittest
 
 import smbdirect
 from test_lifetime import LENGTH, LIMIT, in_thread, pair
+
+
+@contextlib.contextmanager
+def before_line(number, functions, act):
+    """Acts before the line with this number of those that the functions execute, as another thread might. Gives a list
+    that is not empty if there was such a line."""
+    lines, reached, before = 0, [], sys.gettrace()
+
+    def line(_frame, event, _argument):
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == number:
+                reached.append(True)
+                act()
+        return line
+
+    sys.settrace(lambda frame, _event, _argument: line if frame.f_code.co_name in functions else None)
+    try:
+        yield reached
+    finally:
+        sys.settrace(before)
 
 
 class Buffers(unittest.TestCase):
@@ -117,6 +142,91 @@ class Buffers(unittest.TestCase):
         results = [thread() for thread in threads]
         self.assertEqual((results[:2], errors), ([None, None], []))
         self.assertGreater(sum(results[2:]), 0)
+
+    def test_buffer_is_viewed_in_the_middle_of_its_registration(self):
+        live, _server = pair(self)
+        freed, _other = pair(self)
+        smbdirect._common.library.smbdirect_connection_free(freed._pointer)
+        for connection in (live, freed):
+            at, viewed, is_line = 0, 0, True
+            while is_line:
+                at += 1
+                buffer, views, error = smbdirect.Buffer(b"content"), [], None
+
+                def view():
+                    try:
+                        views.append(buffer.view())
+                    except ValueError:
+                        pass
+
+                try:
+                    with before_line(at, ("_register", "_hand_over", "_adopt"), view) as reached:
+                        connection.register(buffer, read=True)
+                except (BufferError, smbdirect.InvalidError) as raised:
+                    error = raised
+                is_line = bool(reached)
+                if views:
+                    viewed += 1
+                    self.assertIsNotNone(error, at)
+                    with self.assertRaises(BufferError):
+                        connection.register(buffer, read=True)
+                    self.assertEqual(bytes(views[0]), b"content")
+                elif error is not None:
+                    self.assertEqual(bytes(buffer.view()), b"content")
+            self.assertGreater(viewed, 0)
+
+    def test_memory_to_receive_into_is_not_moved(self):
+        at, is_line = 0, True
+        while is_line:
+            at += 1
+            buffer = bytearray(1000)
+
+            def shrink():
+                try:
+                    del buffer[10:]
+                except BufferError:
+                    pass
+
+            with before_line(at, ("room",), shrink) as reached:
+                array, held = smbdirect._common.room(buffer)
+            is_line = bool(reached)
+            self.assertEqual(array[0].iov_len, len(buffer), at)
+            del held
+
+    def test_signal_handlers_and_finalizers_may_view(self):
+        """They run in the middle of a call on the same buffer."""
+        buffer, end = smbdirect.Buffer(b"content"), time.monotonic() + 0.5
+
+        def handler(*_):
+            self.assertEqual(bytes(buffer.view()), b"content")
+
+        before = signal.signal(signal.SIGALRM, handler)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+        while time.monotonic() < end:
+            self.assertEqual(bytes(buffer.view()), b"content")
+
+    def test_forked_process_views(self):
+        buffer, end = smbdirect.Buffer(b"content"), time.monotonic() + 1
+
+        def view():
+            while time.monotonic() < end:
+                buffer.view()
+
+        viewing = [in_thread(view) for _ in range(2)]
+        while time.monotonic() < end:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(LIMIT)
+                try:
+                    # The library says that a forked process cannot use its handles.
+                    buffer.view()
+                finally:
+                    os._exit(0)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+        for result in viewing:
+            self.assertIsNone(result())
 
 
 if __name__ == "__main__":

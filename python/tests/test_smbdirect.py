@@ -1,9 +1,13 @@
 """Tests of the Python interface, with both ends in this process. Each has a limit of time."""
 
 import asyncio
+import ctypes.util
 import gc
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -149,6 +153,13 @@ class Blocking(unittest.TestCase):
             room = bytearray(500)
             with self.assertRaisesRegex(smbdirect.InvalidError, "1000 bytes"):
                 server.recv_into(room, timeout=LIMIT)
+            try:
+                server.recv_into(room, timeout=LIMIT)
+            except smbdirect.InvalidError:
+                # The buffer may be moved while the error is handled.
+                room.extend(bytes(1000))
+            self.assertEqual(server.recv_into(room, timeout=LIMIT), 1000)
+            client.send(content(1000))
             room = bytearray(1500)
             self.assertEqual(server.recv_into(room, timeout=LIMIT), 1000)
             self.assertEqual(room, content(1000) + bytes(500))
@@ -159,6 +170,23 @@ class Blocking(unittest.TestCase):
                 server.recv_into(room, timeout=0)
             client.close(timeout=LIMIT)
             self.assertEqual(server.recv_into(room, timeout=LIMIT), 0)
+
+    def test_library_that_is_missing_or_another_one(self):
+        def imported(library):
+            return subprocess.run(
+                [sys.executable, "-B", "-c", "import smbdirect"],
+                env={**os.environ, "SMBDIRECT_LIBRARY": library},
+                capture_output=True,
+                text=True,
+            )
+
+        told = imported("/nowhere/libsmbdirect.so").stderr
+        self.assertRegex(told, "ImportError: libsmbdirect is missing .*: install the wheel")
+        other = ctypes.util.find_library("c") or sys.executable
+        self.assertRegex(imported(other).stderr, "ImportError: .* has no function .*: install the version")
+        # An empty value is none: the library beside the package, or that of the system.
+        done = imported("")
+        self.assertTrue(done.returncode == 0 or "ImportError: libsmbdirect is missing" in done.stderr, done.stderr)
 
     def test_versions(self):
         library = smbdirect._common.library.smbdirect_version().decode()

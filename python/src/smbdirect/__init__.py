@@ -182,15 +182,19 @@ class Connection(Handle):
 
         Raises InvalidError for a message that is longer than the buffer, which the next call gets.
         """
-        array, _held = room(buffer)
         pointer = self._live()
-        length = self._take_into(
-            lambda token, error: waited(
-                timeout,
-                error,
-                lambda ms: library.smbdirect_recv(pointer, array, len(array), ms, token, byref(error)),
+        array, held = room(buffer)
+        try:
+            length = self._take_into(
+                lambda token, error: waited(
+                    timeout,
+                    error,
+                    lambda ms: library.smbdirect_recv(pointer, array, len(array), ms, token, byref(error)),
+                )
             )
-        )
+        finally:
+            # The traceback of an error refers to this frame, which would keep the buffer from being moved.
+            del held
         if length is None:
             raise TimedOutError("no message has arrived")
         return length

@@ -373,9 +373,9 @@ def room(buffer: Data) -> tuple["ctypes.Array[c.IoVec]", object]:
         if not view.c_contiguous:
             raise BufferError("the bytes of the buffer are not in one piece")
         size = view.nbytes
+        # The view keeps the buffer as it is until this does. An array of no bytes has no first one.
+        held = c_char.from_buffer(buffer) if size else None
     array = (c.IoVec * 1)()
-    # An array of no bytes has no first one.
-    held = c_char.from_buffer(buffer) if size else None
     if held is not None:
         array[0].iov_base, array[0].iov_len = ctypes.addressof(held), size
     return array, held
@@ -437,9 +437,20 @@ class _Memory:
 
     def __init__(self, pointer: int) -> None:
         self.pointer: Optional[int] = pointer
+        self.address: int = library.smbdirect_buffer_data(pointer)
+        #: The views that exist.
+        self.views: weakref.WeakSet[_Viewed] = weakref.WeakSet()
 
     def __del__(self) -> None:
         library.smbdirect_buffer_free(self.pointer)
+
+
+class _Viewed:
+    """What a view refers to. It refers to the memory."""
+
+    def __init__(self, memory: _Memory) -> None:
+        self.memory = memory
+        memory.views.add(self)
 
 
 class Buffer:
@@ -449,9 +460,6 @@ class Buffer:
     program sees bytes that the peer changes. A view keeps the memory alive, also if the buffer is dropped.
     """
 
-    #: Of all buffers, for the moment in which one is handed over or viewed.
-    _lock = threading.Lock()
-
     def __init__(self, content: Union[int, Data]) -> None:
         """Creates a buffer with a copy of `content`, or with a number of zero bytes."""
         pointer = new_buffer(content).value
@@ -459,10 +467,11 @@ class Buffer:
         self._adopt(pointer)
 
     def _adopt(self, pointer: int) -> None:
-        self._memory: Optional[_Memory] = _Memory(pointer)
         self._length: int = library.smbdirect_buffer_length(pointer)
-        #: What all views refer to. It lives as long as one of them.
-        self._exported: Callable[[], Any] = lambda: None
+        #: The memory, or nothing after it was handed over. There is no lock, which a finalizer, the handler of a signal
+        #: or a forked process could find locked: `view` announces itself before it looks here, and `_hand_over` takes
+        #: the memory from here before it looks for views.
+        self._held = [_Memory(pointer)]
 
     @classmethod
     def _of(cls, pointer: int) -> "Buffer":
@@ -471,21 +480,16 @@ class Buffer:
         made._adopt(pointer)
         return made
 
-    def _live(self) -> _Memory:
-        if self._memory is None:
-            raise ValueError("the buffer was registered: deregister_buffer returns the memory as another one")
-        return self._memory
-
     def view(self) -> memoryview:
         """Returns a writable view of the memory."""
-        with self._lock:
-            memory, exported = self._live(), self._exported()
-            if exported is None:
-                exported = (c_ubyte * self._length).from_address(library.smbdirect_buffer_data(memory.pointer))
-                # The views refer to the array, and the array to the memory.
-                setattr(exported, "memory", memory)
-                self._exported = weakref.ref(exported)
-            return memoryview(exported).cast("B")
+        for memory in self._held:
+            viewed = _Viewed(memory)
+            if memory in self._held:
+                array = (c_ubyte * self._length).from_address(memory.address)
+                # The view refers to the array.
+                setattr(array, "viewed", viewed)
+                return memoryview(array).cast("B")
+        raise self._gone()
 
     def __buffer__(self, flags: int) -> memoryview:
         """From Python 3.12, the buffer is a bytes-like object by itself."""
@@ -496,14 +500,19 @@ class Buffer:
 
     def _hand_over(self) -> int:
         """Returns the pointer for the library, which gets the memory."""
-        with self._lock:
-            memory = self._live()
-            if self._exported() is not None:
-                raise BufferError("views of the buffer exist: release them before it is registered")
-            pointer, memory.pointer = memory.pointer, None
-            self._memory = None
+        try:
+            memory = self._held.pop()
+        except IndexError:
+            raise self._gone() from None
+        if memory.views:
+            self._held.append(memory)
+            raise BufferError("views of the buffer exist: release them before it is registered")
+        pointer, memory.pointer = memory.pointer, None
         assert pointer is not None
         return pointer
+
+    def _gone(self) -> ValueError:
+        return ValueError("the buffer was registered: deregister_buffer returns the memory as another one")
 
 
 class Handle:

@@ -175,14 +175,20 @@ def _load() -> ctypes.CDLL:
     inside = Path(__file__).with_name("libsmbdirect.so")
     # The number is that of the interface, so that another one is not taken for this.
     installed = str(inside) if inside.exists() else "libsmbdirect.so.0"
+    path = os.environ.get("SMBDIRECT_LIBRARY") or installed
     try:
-        library = ctypes.CDLL(os.environ.get("SMBDIRECT_LIBRARY", installed), use_errno=True)
+        library = ctypes.CDLL(path, use_errno=True)
     except OSError as error:
         raise ImportError(
             f"libsmbdirect is missing ({error}): install the wheel or Debian's libsmbdirect0, or run "
             "crates/capi/install, or set SMBDIRECT_LIBRARY to its path"
         ) from None
     for function, (result, arguments) in _FUNCTIONS.items():
+        if not hasattr(library, function):
+            raise ImportError(
+                f"{path} has no function {function}, so it is another library or an older libsmbdirect: install the "
+                "version of this package, or set SMBDIRECT_LIBRARY to its path"
+            )
         getattr(library, function).restype = result
         getattr(library, function).argtypes = arguments
     return library

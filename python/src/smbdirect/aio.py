@@ -292,12 +292,18 @@ class Connection(Handle):
     async def recv_into(self, buffer: Data) -> int:
         """Receives the next message into a writable buffer; see `smbdirect.Connection.recv_into`."""
         # The buffer cannot be moved as long as the object is held.
-        array, _held = room(buffer)
-        return await self._events.until(
-            lambda: self._take_into(
-                lambda token, error: library.smbdirect_recv(self._live(), array, len(array), 0, token, byref(error))
+        array, held = room(buffer)
+        try:
+            return await self._events.until(
+                lambda: self._take_into(
+                    lambda token, error: library.smbdirect_recv(
+                        self._live(), array, len(array), 0, token, byref(error)
+                    )
+                )
             )
-        )
+        finally:
+            # The traceback of an error refers to this frame.
+            del held
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yields messages until the connection is closed gracefully."""
