@@ -69,9 +69,10 @@ begin() {
   done
 }
 
-# end: runs on every exit and removes everything. Logs stay if the case failed or SMBDIRECT_KEEP is set.
+# end [STATUS]: runs on every exit and removes everything. Logs stay if the case failed or SMBDIRECT_KEEP is set. A case
+# with a trap of its own gives the status of the exit.
 end() {
-  local status=$?
+  local status=${1:-$?}
   trap - EXIT
   [ "$failures" = 0 ] || status=1
   local pid
