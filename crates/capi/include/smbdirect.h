@@ -241,7 +241,8 @@ typedef struct smbdirect_runtime smbdirect_runtime;
  * (auto, system, bytes).
  *
  * "roce": `udp_port` (1 to 65535) of this end and `peer_udp_port` of listeners to connect to, `path_mtu` (256, 512,
- * 1024, 2048, 4096), `max_in_flight` (bytes).
+ * 1024, 2048, 4096), `max_in_flight` (bytes). Connections and listeners of one runtime with the same `udp_port` share
+ * its socket. The first one decides `ird`, `ord`, `close_timeout_ms`, `max_half_open` and `max_in_flight` for it.
  */
 typedef struct smbdirect_option {
     /**

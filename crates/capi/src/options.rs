@@ -3,8 +3,8 @@
 use std::{ffi::c_char, time::Duration};
 
 use smbdirect::rdma::{
-    iwarp::{FpduAlignment, IwarpConfig, MpaCrc, SendBuffer},
-    roce::{RoceConfig, cm::PathMtu},
+    iwarp::{FpduAlignment, MpaCrc, SendBuffer},
+    roce::cm::PathMtu,
 };
 use smbdirect_transport::{Kind, RdmaSettings};
 
@@ -21,7 +21,8 @@ use crate::{pointers, status::Failure};
 /// (auto, system, bytes).
 ///
 /// "roce": `udp_port` (1 to 65535) of this end and `peer_udp_port` of listeners to connect to, `path_mtu` (256, 512,
-/// 1024, 2048, 4096), `max_in_flight` (bytes).
+/// 1024, 2048, 4096), `max_in_flight` (bytes). Connections and listeners of one runtime with the same `udp_port` share
+/// its socket. The first one decides `ird`, `ord`, `close_timeout_ms`, `max_half_open` and `max_in_flight` for it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct smbdirect_option {
@@ -31,13 +32,28 @@ pub struct smbdirect_option {
     pub value: *const c_char,
 }
 
-/// A setting of the provider with the settings `T`.
-struct Entry<T> {
+/// A setting of a software provider.
+#[derive(Clone, Copy)]
+struct Entry {
     name: &'static str,
     /// The values that are accepted, for the error message about any other value.
     values: &'static str,
     /// Sets the value, or returns `None` if it is not accepted.
-    set: fn(&mut T, &str) -> Option<()>,
+    set: fn(&mut RdmaSettings, &str) -> Option<()>,
+}
+
+/// An [`Entry`], from its name, its values, the function that parses one, and its fields.
+macro_rules! entry {
+    ($name:literal, $values:expr, $parse:expr, $($($field:ident).+),+) => {
+        Entry {
+            name: $name,
+            values: $values,
+            set: |settings, value| {
+                $(settings.$($field).+ = $parse(value)?;)+
+                Some(())
+            },
+        }
+    };
 }
 
 const SWITCH: &str = "on or off";
@@ -47,170 +63,41 @@ const BYTES: &str = "a number of bytes, 1 or more";
 const TIME_MS: &str = "a number of milliseconds, 1 or more";
 const WINDOW_US: &str = "a number of microseconds";
 const PORT: &str = "a number from 1 to 65535";
-const MAX_READS: u16 = 128;
+const MAX_READS: u8 = 128;
 
-/// The settings of iWARP.
-const IWARP: &[Entry<IwarpConfig>] = &[
-    entry("crc", "auto, on or off", |config, value| {
-        config.crc = choose(
-            value,
-            &[
-                ("auto", MpaCrc::Auto),
-                ("on", MpaCrc::On),
-                ("off", MpaCrc::Off),
-            ],
-        )?;
-        Some(())
-    }),
-    entry("ird", READS, |config, value| {
-        config.ird = reads(value)?;
-        Some(())
-    }),
-    entry("ord", READS, |config, value| {
-        config.ord = reads(value)?;
-        Some(())
-    }),
-    entry("revision", "1 or 2", |config, value| {
-        config.revision = choose(value, &[("1", 1), ("2", 2)])?;
-        Some(())
-    }),
-    entry("fall_back", SWITCH, |config, value| {
-        config.fall_back = switch(value)?;
-        Some(())
-    }),
-    entry("connect_timeout_ms", TIME_MS, |config, value| {
-        config.connect_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("accept_timeout_ms", TIME_MS, |config, value| {
-        config.accept_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("close_timeout_ms", TIME_MS, |config, value| {
-        config.close_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("max_half_open", COUNT, |config, value| {
-        config.max_half_open = positive::<u32>(value)? as usize;
-        Some(())
-    }),
-    entry("max_fpdu", BYTES, |config, value| {
-        config.tuning.max_fpdu = Some(positive(value)?);
-        Some(())
-    }),
-    entry(
-        "fpdu_alignment",
-        "auto, off, single or runs",
-        |config, value| {
-            config.tuning.fpdu_alignment = choose(
-                value,
-                &[
-                    ("auto", FpduAlignment::Auto),
-                    ("off", FpduAlignment::Off),
-                    ("single", FpduAlignment::Single),
-                    ("runs", FpduAlignment::Runs),
-                ],
-            )?;
-            Some(())
-        },
-    ),
-    entry("startup_probe", SWITCH, |config, value| {
-        config.tuning.startup_probe = switch(value)?;
-        Some(())
-    }),
-    entry("poll_window_us", WINDOW_US, |config, value| {
-        config.tuning.poll_window = time_us(value)?;
-        Some(())
-    }),
-    entry("congestion_control", "a name", |config, value| {
-        config.tuning.congestion_control = (!value.is_empty()).then(|| value.to_owned());
-        config.tuning.congestion_control.as_ref().map(|_| ())
-    }),
-    entry(
-        "send_buffer",
-        "auto, system or a number of bytes",
-        |config, value| {
-            let named = choose(
-                value,
-                &[("auto", SendBuffer::Auto), ("system", SendBuffer::System)],
-            );
-            config.tuning.send_buffer = match named {
-                Some(named) => named,
-                None => SendBuffer::Bytes(positive(value)?),
-            };
-            Some(())
-        },
-    ),
+/// The settings that iWARP and RoCE have.
+#[rustfmt::skip]
+const COMMON: &[Entry] = &[
+    entry!("ird", READS, reads, iwarp.ird, roce.ird),
+    entry!("ord", READS, reads, iwarp.ord, roce.ord),
+    entry!("connect_timeout_ms", TIME_MS, time_ms, iwarp.connect_timeout, roce.connect_timeout),
+    entry!("accept_timeout_ms", TIME_MS, time_ms, iwarp.accept_timeout, roce.accept_timeout),
+    entry!("close_timeout_ms", TIME_MS, time_ms, iwarp.close_timeout, roce.close_timeout),
+    entry!("max_half_open", COUNT, positive, iwarp.max_half_open, roce.max_half_open),
+    entry!("poll_window_us", WINDOW_US, time_us, iwarp.tuning.poll_window, roce.poll_window),
 ];
 
-/// The settings of RoCE.
-const ROCE: &[Entry<RoceConfig>] = &[
-    entry("ird", READS, |config, value| {
-        config.ird = reads(value)? as u8;
-        Some(())
-    }),
-    entry("ord", READS, |config, value| {
-        config.ord = reads(value)? as u8;
-        Some(())
-    }),
-    entry("udp_port", PORT, |config, value| {
-        config.udp_port = positive(value)?;
-        Some(())
-    }),
-    entry("peer_udp_port", PORT, |config, value| {
-        config.peer_udp_port = positive(value)?;
-        Some(())
-    }),
-    entry(
-        "path_mtu",
-        "256, 512, 1024, 2048 or 4096",
-        |config, value| {
-            config.path_mtu = Some(choose(
-                value,
-                &[
-                    ("256", PathMtu::Mtu256),
-                    ("512", PathMtu::Mtu512),
-                    ("1024", PathMtu::Mtu1024),
-                    ("2048", PathMtu::Mtu2048),
-                    ("4096", PathMtu::Mtu4096),
-                ],
-            )?);
-            Some(())
-        },
-    ),
-    entry("connect_timeout_ms", TIME_MS, |config, value| {
-        config.connect_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("accept_timeout_ms", TIME_MS, |config, value| {
-        config.accept_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("close_timeout_ms", TIME_MS, |config, value| {
-        config.close_timeout = time_ms(value)?;
-        Some(())
-    }),
-    entry("max_half_open", COUNT, |config, value| {
-        config.max_half_open = positive::<u32>(value)? as usize;
-        Some(())
-    }),
-    entry("max_in_flight", BYTES, |config, value| {
-        config.max_in_flight = positive::<u32>(value)? as usize;
-        Some(())
-    }),
-    entry("poll_window_us", WINDOW_US, |config, value| {
-        config.poll_window = time_us(value)?;
-        Some(())
-    }),
+/// The settings of iWARP alone.
+#[rustfmt::skip]
+const IWARP: &[Entry] = &[
+    entry!("crc", "auto, on or off", crc, iwarp.crc),
+    entry!("revision", "1 or 2", |value| choose(value, &[("1", 1), ("2", 2)]), iwarp.revision),
+    entry!("fall_back", SWITCH, switch, iwarp.fall_back),
+    entry!("max_fpdu", BYTES, |value| positive(value).map(Some), iwarp.tuning.max_fpdu),
+    entry!("fpdu_alignment", "auto, off, single or runs", alignment, iwarp.tuning.fpdu_alignment),
+    entry!("startup_probe", SWITCH, switch, iwarp.tuning.startup_probe),
+    entry!("congestion_control", "a name", name, iwarp.tuning.congestion_control),
+    entry!("send_buffer", "auto, system or a number of bytes", send_buffer, iwarp.tuning.send_buffer),
 ];
 
-const fn entry<T>(
-    name: &'static str,
-    values: &'static str,
-    set: fn(&mut T, &str) -> Option<()>,
-) -> Entry<T> {
-    Entry { name, values, set }
-}
+/// The settings of RoCE alone.
+#[rustfmt::skip]
+const ROCE: &[Entry] = &[
+    entry!("udp_port", PORT, positive, roce.udp_port),
+    entry!("peer_udp_port", PORT, positive, roce.peer_udp_port),
+    entry!("path_mtu", "256, 512, 1024, 2048 or 4096", path_mtu, roce.path_mtu),
+    entry!("max_in_flight", BYTES, positive, roce.max_in_flight),
+];
 
 /// Sets what the options of a caller say.
 ///
@@ -239,32 +126,24 @@ pub(crate) unsafe fn apply(
 }
 
 fn set(settings: &mut RdmaSettings, name: &str, value: &str) -> Result<(), Failure> {
-    let kind = settings.kind;
-    match kind {
-        Kind::Iwarp => set_in(IWARP, kind, &mut settings.iwarp, name, value),
-        Kind::Roce => set_in(ROCE, kind, &mut settings.roce, name, value),
-        Kind::Verbs | Kind::Loopback => set_in(&[], kind, &mut (), name, value),
-    }
-}
-
-fn set_in<T>(
-    table: &[Entry<T>],
-    kind: Kind,
-    config: &mut T,
-    name: &str,
-    value: &str,
-) -> Result<(), Failure> {
-    let Some(entry) = table.iter().find(|entry| entry.name == name) else {
-        let names: Vec<_> = table.iter().map(|entry| entry.name).collect();
+    let entries = match settings.kind {
+        Kind::Iwarp => [COMMON, IWARP].concat(),
+        Kind::Roce => [COMMON, ROCE].concat(),
+        Kind::Verbs | Kind::Loopback => Vec::new(),
+    };
+    let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
+        let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
         let known = match &names[..] {
-            [] => "it has none".to_owned(),
-            names => format!("there are {}", names.join(", ")),
+            [] => "no settings, so".to_owned(),
+            names => format!("the settings {},", names.join(", ")),
         };
-        let message = format!("{} has no setting {name:?}: {known}", kind.name());
+        // The name of the caller is last: a long text loses its end.
+        let message = format!("{} has {known} not {name:?}", settings.kind.name());
         return Err(Failure::invalid(message));
     };
-    let done = (entry.set)(config, value);
-    done.ok_or_else(|| Failure::invalid(format!("{name} is {value:?}, not {}", entry.values)))
+    let done = (entry.set)(settings, value);
+    // Likewise.
+    done.ok_or_else(|| Failure::invalid(format!("{name} is {}, not {value:?}", entry.values)))
 }
 
 /// Returns the value of a name.
@@ -290,9 +169,9 @@ fn positive<T: TryFrom<u32>>(text: &str) -> Option<T> {
         .and_then(|number| T::try_from(number).ok())
 }
 
-fn reads(text: &str) -> Option<u16> {
-    let number = u16::try_from(number(text)?).ok()?;
-    (number <= MAX_READS).then_some(number)
+fn reads<T: From<u8>>(text: &str) -> Option<T> {
+    let number = u8::try_from(number(text)?).ok()?;
+    (number <= MAX_READS).then(|| number.into())
 }
 
 fn time_ms(text: &str) -> Option<Duration> {
@@ -303,9 +182,50 @@ fn time_us(text: &str) -> Option<Duration> {
     number(text).map(|number| Duration::from_micros(number.into()))
 }
 
+fn crc(text: &str) -> Option<MpaCrc> {
+    let values = [
+        ("auto", MpaCrc::Auto),
+        ("on", MpaCrc::On),
+        ("off", MpaCrc::Off),
+    ];
+    choose(text, &values)
+}
+
+fn alignment(text: &str) -> Option<FpduAlignment> {
+    let values = [
+        ("auto", FpduAlignment::Auto),
+        ("off", FpduAlignment::Off),
+        ("single", FpduAlignment::Single),
+        ("runs", FpduAlignment::Runs),
+    ];
+    choose(text, &values)
+}
+
+/// Returns the name of a congestion control, which only the system knows.
+fn name(text: &str) -> Option<Option<String>> {
+    (!text.is_empty()).then(|| Some(text.to_owned()))
+}
+
+fn send_buffer(text: &str) -> Option<SendBuffer> {
+    let values = [("auto", SendBuffer::Auto), ("system", SendBuffer::System)];
+    choose(text, &values).or_else(|| positive(text).map(SendBuffer::Bytes))
+}
+
+fn path_mtu(text: &str) -> Option<Option<PathMtu>> {
+    let values = [
+        ("256", PathMtu::Mtu256),
+        ("512", PathMtu::Mtu512),
+        ("1024", PathMtu::Mtu1024),
+        ("2048", PathMtu::Mtu2048),
+        ("4096", PathMtu::Mtu4096),
+    ];
+    choose(text, &values).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::smbdirect_error;
 
     fn settings(kind: Kind) -> RdmaSettings {
         RdmaSettings {
@@ -369,56 +289,74 @@ mod tests {
                 Kind::Iwarp,
                 "crc",
                 "yes",
-                "crc is \"yes\", not auto, on or off",
+                "crc is auto, on or off, not \"yes\"",
             ),
             (
                 Kind::Iwarp,
                 "ird",
                 "129",
-                "ird is \"129\", not a number from 0 to 128",
+                "ird is a number from 0 to 128, not \"129\"",
             ),
             (
                 Kind::Iwarp,
                 "ird",
                 "+1",
-                "ird is \"+1\", not a number from 0 to 128",
+                "ird is a number from 0 to 128, not \"+1\"",
             ),
             (
                 Kind::Iwarp,
                 "send_buffer",
                 "0",
-                "send_buffer is \"0\", not auto, system or a number of bytes",
+                "send_buffer is auto, system or a number of bytes, not \"0\"",
             ),
             (
                 Kind::Roce,
                 "udp_port",
                 "65536",
-                "udp_port is \"65536\", not a number from 1 to 65535",
+                "udp_port is a number from 1 to 65535, not \"65536\"",
             ),
             (
                 Kind::Roce,
                 "connect_timeout_ms",
                 "",
-                "connect_timeout_ms is \"\", not a number of milliseconds, 1 or more",
+                "connect_timeout_ms is a number of milliseconds, 1 or more, not \"\"",
             ),
             (
                 Kind::Roce,
                 "crc",
                 "on",
-                "roce has no setting \"crc\": there are ird, ord, udp_port, peer_udp_port, path_mtu, \
-                 connect_timeout_ms, accept_timeout_ms, close_timeout_ms, max_half_open, \
-                 max_in_flight, poll_window_us",
+                "roce has the settings ird, ord, connect_timeout_ms, accept_timeout_ms, close_timeout_ms, \
+                 max_half_open, poll_window_us, udp_port, peer_udp_port, path_mtu, max_in_flight, not \
+                 \"crc\"",
             ),
             (
                 Kind::Loopback,
                 "ird",
                 "1",
-                "loopback has no setting \"ird\": it has none",
+                "loopback has no settings, so not \"ird\"",
             ),
         ] {
             let failure = set(&mut settings(kind), name, value).unwrap_err();
             assert_eq!(failure.to_string(), message);
-            assert!(message.len() < 252, "{message}");
+        }
+    }
+
+    #[test]
+    fn names_and_values_of_any_length_leave_room_for_what_is_possible() {
+        let long = "x".repeat(1000);
+        for (kind, tables) in [(Kind::Iwarp, [COMMON, IWARP]), (Kind::Roce, [COMMON, ROCE])] {
+            let entries = tables.concat();
+            let unknown = set(&mut settings(kind), &long, "1").unwrap_err();
+            let told = smbdirect_error::new(&unknown).text();
+            for entry in &entries {
+                assert!(told.contains(entry.name), "{told}");
+                if entry.name != "congestion_control" {
+                    let wrong = set(&mut settings(kind), entry.name, &long).unwrap_err();
+                    let told = smbdirect_error::new(&wrong).text();
+                    assert!(told.contains(entry.values), "{told}");
+                }
+            }
+            assert!(told.ends_with("xxx"), "{told}");
         }
     }
 }

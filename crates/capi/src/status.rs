@@ -81,6 +81,15 @@ impl smbdirect_error {
     }
 }
 
+#[cfg(test)]
+impl smbdirect_error {
+    /// Returns the text that a program sees.
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.message.iter().map(|&byte| byte as u8);
+        String::from_utf8(bytes.take_while(|&byte| byte != 0).collect()).unwrap()
+    }
+}
+
 /// A status code with its text.
 #[derive(Clone, Debug, Error)]
 #[error("{message}")]

@@ -87,7 +87,7 @@ int main(void)
     CHECK(strstr(error.message, "udp_port") != NULL);
     settings.transport = "roce";
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
-    CHECK(strcmp(error.message, "ird is \"many\", not a number from 0 to 128") == 0);
+    CHECK(strcmp(error.message, "ird is a number from 0 to 128, not \"many\"") == 0);
     settings.options = NULL;
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
     CHECK(smbdirect_connect(NULL, "[::1", NULL, 1000, &client, &error) == SMBDIRECT_ERROR_INVALID);
