@@ -120,6 +120,22 @@ class Blocking(unittest.TestCase):
         with self.assertRaisesRegex(smbdirect.InvalidError, "iwarp has the settings ird, .*, not \"udp_port\""):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT, udp_port=1)
 
+    def test_ends_of_roce_with_different_settings_share_the_port(self):
+        port = free_udp_port()
+        common = {"transport": "roce", "udp_port": port, "peer_udp_port": port}
+        listeners = [smbdirect.listen("127.0.0.1:0", accept_timeout_ms=ms, **common) for ms in (5000, 6000)]
+        clients = []
+        for listener in listeners:
+            for limit in (7000, 8000):
+                client = smbdirect.connect(listener.address, timeout=LIMIT, connect_timeout_ms=limit, **common)
+                self.assertEqual(client.info().local_address, f"127.0.0.1:{port}")
+                server = listener.accept(timeout=LIMIT)
+                client.send(b"content")
+                self.assertEqual(server.recv(timeout=LIMIT), b"content")
+                clients += [client, server]
+        for end in clients + listeners:
+            end.close()
+
     def test_settings_of_a_transport_are_those_of_the_library(self):
         known = set()
         for transport, other in (("iwarp", {"udp_port": 1}), ("roce", {"crc": "off"})):

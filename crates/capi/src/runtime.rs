@@ -2,7 +2,6 @@
 
 use std::{
     cell::UnsafeCell,
-    collections::BTreeMap,
     ffi::{CString, c_char, c_void},
     fmt::Write as _,
     future::Future,
@@ -55,8 +54,8 @@ pub(crate) struct Runtime {
     pub(crate) event: Arc<Notify>,
     /// The provider of the transport `loopback`, which connects ends of one runtime.
     pub(crate) loopback: Arc<Loopback>,
-    /// The providers of the transport `roce` by their settings. Ends of one provider share its UDP port.
-    pub(crate) roce: Mutex<BTreeMap<String, Arc<Roce>>>,
+    /// Has the sockets of the transport `roce`, which ends with the same UDP port share.
+    pub(crate) roce: Roce,
     /// The connections that are not over.
     pub(crate) open: Arc<Open>,
     /// The value of [`FORKS`] when the runtime was created.
@@ -173,7 +172,7 @@ impl Runtime {
             log,
             event: Arc::new(Notify::new()),
             loopback: Arc::new(Loopback::new()),
-            roce: Mutex::default(),
+            roce: Roce::default(),
             open: Arc::default(),
             forks: FORKS.load(Ordering::Relaxed),
         }))

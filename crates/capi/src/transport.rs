@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use smbdirect::rdma::{provider::Provider, roce::Roce};
+use smbdirect::rdma::provider::Provider;
 use smbdirect_transport::{Kind, Rdma, RdmaSettings};
 
 use crate::{
-    connection::lock,
     runtime::Runtime,
     status::{Failure, SMBDIRECT_ERROR_UNSUPPORTED},
 };
@@ -34,13 +33,7 @@ pub(crate) fn provider(
 ) -> Result<Arc<dyn Provider>, Failure> {
     match settings.kind {
         Kind::Loopback => Ok(runtime.loopback.clone()),
-        Kind::Roce => {
-            let mut known = lock(&runtime.roce);
-            // The settings have no equality, and their text names each of them.
-            let roce = known.entry(format!("{:?}", settings.roce));
-            let roce = roce.or_insert_with(|| Arc::new(Roce::new(settings.roce.clone())));
-            Ok(roce.clone())
-        }
+        Kind::Roce => Ok(Arc::new(runtime.roce.reconfigured(settings.roce.clone()))),
         Kind::Iwarp | Kind::Verbs => {
             let rdma = Rdma::new(settings.clone())
                 .map_err(|error| Failure::new(SMBDIRECT_ERROR_UNSUPPORTED, format!("{error:#}")))?;

@@ -85,6 +85,15 @@ impl Roce {
         }
     }
 
+    /// Returns a provider with the same sockets and other settings. The provider that opens a socket decides its `ird`,
+    /// `ord`, `close_timeout`, `max_half_open`, `max_in_flight` and `tap`, for all that use it while it is open.
+    pub fn reconfigured(&self, config: RoceConfig) -> Self {
+        Self {
+            config: Arc::new(config),
+            sockets: Arc::clone(&self.sockets),
+        }
+    }
+
     /// Returns the socket of this provider that is bound to `address`, or binds one.
     fn socket(&self, address: SocketAddr) -> io::Result<Arc<Running>> {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -343,6 +352,23 @@ fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn providers_with_other_settings_share_the_sockets() {
+        let config = RoceConfig {
+            udp_port: 0,
+            ..RoceConfig::default()
+        };
+        let first = Roce::new(config.clone());
+        let second = first.reconfigured(RoceConfig {
+            connect_timeout: 2 * config.connect_timeout,
+            ..config
+        });
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let _listening = first.listen(address).await.unwrap();
+        let _other = second.listen(address).await.unwrap();
+        assert_eq!(first.sockets.lock().unwrap().len(), 1);
+    }
 
     #[test]
     fn an_attempt_without_an_answer_names_the_error_of_sending() {
