@@ -147,14 +147,15 @@ impl smbdirect_connection {
                 let connecting = async {
                     let mut last = None;
                     for address in address.resolve().await? {
-                        let config = prepared.config.clone();
+                        let (config, begun) = (prepared.config.clone(), Instant::now());
                         match Connection::connect(&*provider, address, config).await {
                             Ok(connection) => {
                                 connection.set_busy_poll(prepared.busy_poll);
                                 return Ok(connection);
                             }
                             Err(error) => {
-                                last = Some(prepared.explained(error, address).await);
+                                let elapsed = begun.elapsed();
+                                last = Some(prepared.explained(error, address, elapsed).await);
                             }
                         }
                     }

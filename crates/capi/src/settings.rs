@@ -175,20 +175,124 @@ impl Prepared {
         })
     }
 
-    /// Returns the failure of an attempt to connect, with the text of the command for the same fault.
-    pub(crate) async fn explained(&self, error: ConnectError, address: SocketAddr) -> Failure {
-        let limit = match (&error, self.rdma.kind) {
-            (ConnectError::Negotiation(_), _) => self.config.active_negotiation_timeout,
-            (_, Kind::Roce) => self.rdma.roce.connect_timeout,
-            _ => self.rdma.iwarp.connect_timeout,
+    /// Returns the failure of an attempt to connect that took `elapsed`, with the text of the command for the same
+    /// fault.
+    pub(crate) async fn explained(
+        &self,
+        error: ConnectError,
+        address: SocketAddr,
+        elapsed: Duration,
+    ) -> Failure {
+        let negotiation = self.config.active_negotiation_timeout;
+        // That time is for connecting, too.
+        let is_negotiation =
+            elapsed >= negotiation || matches!(error, ConnectError::Negotiation(_));
+        let (limit, setting) = match self.rdma.kind {
+            _ if is_negotiation => (negotiation, "active_negotiation_timeout_ms"),
+            Kind::Roce => (self.rdma.roce.connect_timeout, "connect_timeout_ms"),
+            _ => (self.rdma.iwarp.connect_timeout, "connect_timeout_ms"),
         };
         let text = explain_connect(self.rdma.kind, &error, address, limit).await;
-        Failure::from(error).explained(&text)
+        Failure::from(error).explained(&text, setting)
     }
 
     /// Returns the failure of an attempt to listen, likewise.
     pub(crate) fn explained_listen(&self, error: ProviderError, address: SocketAddr) -> Failure {
         let text = explain_listen(&error, self.rdma.kind, address);
-        Failure::from(error).explained(&text)
+        Failure::from(error).explained(&text, "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smbdirect::rdma::work::ProviderErrorKind::{
+        self, InUse, PortUnreachable, Refused, TimedOut,
+    };
+
+    use super::*;
+    use crate::status::smbdirect_error;
+
+    const OWNER: &str = "process 4194304 (a-long-name-of-)";
+
+    fn prepared(kind: Kind) -> Prepared {
+        // SAFETY: null means the default settings.
+        let mut prepared = unsafe { Prepared::new(ptr::null()) }.unwrap();
+        prepared.rdma.kind = kind;
+        prepared
+    }
+
+    fn address() -> SocketAddr {
+        "[2001:db8:1111:2222:3333:4444:5555:6666]:65535"
+            .parse()
+            .unwrap()
+    }
+
+    /// Returns what a program is told about an attempt to connect that took so long.
+    async fn told(
+        prepared: &Prepared,
+        kind: ProviderErrorKind,
+        what: &str,
+        elapsed: Duration,
+    ) -> String {
+        let error = ProviderError::new(kind, what.to_owned());
+        let failure = prepared.explained(error.into(), address(), elapsed).await;
+        smbdirect_error::new(&failure).text()
+    }
+
+    #[tokio::test]
+    async fn the_longest_texts_have_their_cure() {
+        let roce = prepared(Kind::Roce);
+        let (address, second) = (address(), Duration::from_secs(1));
+        let silent = format!("{address} did not answer");
+        let taken =
+            format!("{silent}; {OWNER} has UDP port 65535, so only this library can be reached");
+        let refused = format!(
+            "{silent}; this system refused to send packets there: Cannot assign requested address (os error 99)"
+        );
+        let more_time = "give it more time (connect_timeout_ms)";
+        for (kind, what, cure) in [
+            (TimedOut, &*taken, more_time),
+            (TimedOut, &*refused, more_time),
+            (
+                PortUnreachable,
+                "connection refused: UDP port 65535 is unreachable there",
+                "have the firewall there admit it",
+            ),
+            (
+                Refused,
+                "no listener on port 65535",
+                "445 is for RoCE, 5445 for iWARP",
+            ),
+        ] {
+            let text = told(&roce, kind, what, second).await;
+            assert!(text.contains(cure), "{text}");
+        }
+        let error = ProviderError::new(InUse, format!("listening: {OWNER} has UDP port 65535"));
+        let failure = roce.explained_listen(error.with_os_error(Some(libc::EADDRINUSE)), address);
+        let text = smbdirect_error::new(&failure).text();
+        assert!(
+            text.ends_with("at both ends (udp_port, peer_udp_port)"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_timer_that_ended_the_attempt_is_named() {
+        let mut iwarp = prepared(Kind::Iwarp);
+        iwarp.rdma.iwarp.connect_timeout = Duration::from_millis(20);
+        let mut settings = Settings::default();
+        settings.active_negotiation_timeout = Duration::from_secs(3);
+        iwarp.config = Config::new(settings).unwrap();
+        for (elapsed, limit, setting) in [
+            (1, "20.0 ms", "connect"),
+            (3, "3.00 s", "active_negotiation"),
+        ] {
+            let text = told(&iwarp, TimedOut, "no", Duration::from_secs(elapsed)).await;
+            assert!(
+                text.contains(&format!("did not answer within {limit};")),
+                "{text}"
+            );
+            assert!(text.ends_with(&format!("({setting}_timeout_ms)")), "{text}");
+        }
     }
 }

@@ -116,16 +116,17 @@ impl Failure {
     }
 
     /// Replaces the text by one that names the address and what to try, and the setting that may help if there is room.
-    pub(crate) fn explained(mut self, error: &anyhow::Error) -> Self {
+    /// `timeout` is the setting of the time that the failed step could take.
+    pub(crate) fn explained(mut self, error: &anyhow::Error, timeout: &str) -> Self {
         self.message = format!("{error:#}");
         if let Some(curable) = error.downcast_ref::<Curable>() {
             let setting = match curable.setting() {
-                Setting::ConnectTimeout => " (connect_timeout_ms)",
-                Setting::Kind => " (transport)",
-                Setting::UdpPort => " (udp_port, peer_udp_port)",
+                Setting::ConnectTimeout => format!(" ({timeout})"),
+                Setting::Kind => " (transport)".into(),
+                Setting::UdpPort => " (udp_port, peer_udp_port)".into(),
             };
             if self.message.len() + setting.len() < MESSAGE_BYTES {
-                self.message += setting;
+                self.message += &setting;
             }
         }
         self

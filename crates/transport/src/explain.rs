@@ -64,7 +64,8 @@ pub async fn explain_connect(
     match kind {
         Kind::Verbs => explain_verbs(error, address),
         Kind::Roce => explain_roce(error, address),
-        Kind::Iwarp | Kind::Loopback => explain_iwarp(error, address, limit).await,
+        Kind::Iwarp => explain_iwarp(error, address, limit).await,
+        Kind::Loopback => explain_loopback(error, address),
     }
 }
 
@@ -146,8 +147,7 @@ fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
                 ProviderErrorKind::TimedOut => Curable::error(
                     Setting::ConnectTimeout,
                     format!(
-                        "{what}; check the address, and that firewalls pass that UDP port in both \
-                         directions, or give it more time"
+                        "{what}; check the address and UDP firewalls both ways, or give it more time"
                     ),
                 ),
                 ProviderErrorKind::Address => explain_provider(error, address),
@@ -155,6 +155,26 @@ fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
             }
         }
         error => explain_negotiation(error, address),
+    }
+}
+
+/// Explains why there is no connection within this process.
+fn explain_loopback(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) if error.kind == ProviderErrorKind::Refused => {
+            Curable::error(
+                Setting::Kind,
+                format!(
+                    "nothing listens on {address} within this process; listen there first, with the same \
+                 runtime, or use another transport"
+                ),
+            )
+        }
+        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
+            "the listener on {address} within this process did not negotiate in time; does the program \
+             accept the connection?"
+        ),
+        error => anyhow!("no connection to {address} within this process: {error}"),
     }
 }
 
@@ -232,10 +252,15 @@ pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) ->
     // Of the errors of RoCE in software, only the error of the UDP port comes from the operating system.
     if kind == Kind::Roce && error.kind == ProviderErrorKind::InUse && cause.is_some() {
         let text = format!(
-            "cannot listen on {address}: {text}; stop that program, or remove the rxe device with \
-             `rdma link delete`; or let both listen on different addresses, or use another UDP port at both ends"
+            "cannot listen on {address}: {text}; stop it (rxe: `rdma link delete`), listen on another address, or \
+             use another UDP port at both ends"
         );
         return Curable::error(Setting::UdpPort, text);
+    }
+    if kind == Kind::Loopback {
+        return anyhow!(
+            "cannot listen on {address} within this process: {text}; close a listener, or give another port"
+        );
     }
     let kind = match error.kind {
         ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
@@ -285,6 +310,26 @@ pub fn limit_cure(error: &io::Error) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn faults_within_the_process_name_no_other_machine() {
+        use ProviderErrorKind::{Refused, Rejected, Reset, TimedOut};
+
+        for kind in [Refused, Rejected, Reset, TimedOut] {
+            let error = ProviderError::new(kind, "no").into();
+            let address = "127.0.0.1:5445".parse().unwrap();
+            let explained =
+                explain_connect(Kind::Loopback, &error, address, Duration::from_secs(1)).await;
+            let text = explained.to_string();
+            assert!(
+                text.contains("127.0.0.1:5445 within this process"),
+                "{text}"
+            );
+            for other in ["iWARP", "TCP", "firewall", "smbdirect listen"] {
+                assert!(!text.contains(other), "{text}");
+            }
+        }
+    }
+
     #[test]
     fn the_cure_of_listening_goes_by_the_kind_of_the_error() {
         use ProviderErrorKind::{Address, InUse, Local};
@@ -294,6 +339,7 @@ mod tests {
             (Kind::Iwarp, InUse, None, "another program listens there"),
             (Kind::Roce, InUse, None, "another program listens there"),
             (Kind::Roce, InUse, in_use.raw_os_error(), "UDP port at both"),
+            (Kind::Loopback, InUse, None, "close a listener"),
             (Kind::Iwarp, Address, None, "not an address of this machine"),
             (Kind::Iwarp, Local, None, "give another address"),
             #[cfg(unix)]
@@ -302,7 +348,8 @@ mod tests {
             let error = ProviderError::new(error_kind, "listening: no").with_os_error(number);
             let address = "127.0.0.1:445".parse().unwrap();
             let explained = explain_listen(&error, kind, address).to_string();
-            assert!(explained.starts_with("cannot listen on 127.0.0.1:445: no; "));
+            assert!(explained.starts_with("cannot listen on 127.0.0.1:445"));
+            assert!(explained.contains(": no; "));
             assert!(explained.contains(cure), "{explained}");
         }
     }

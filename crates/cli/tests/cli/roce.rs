@@ -69,7 +69,7 @@ fn nobody_listens_and_the_port_is_taken() {
     let line = format!("listening on 127.0.0.1:445 by RoCE, on UDP port {port}\n");
     assert_eq!(first.line(), line);
     let second = run(&listen);
-    second.failed(1, &format!("UDP port {port} is in use"));
+    second.failed(1, &format!("has UDP port {port}; stop it"));
     if cfg!(target_os = "linux") {
         let owner = format!("process {} (smbdirect)", first.id());
         second.failed(1, &owner);
@@ -101,7 +101,7 @@ fn nobody_answers_and_another_process_has_the_port() {
     if cfg!(target_os = "linux") {
         let owner = format!("process {} (", std::process::id());
         done.failed(1, &owner);
-        done.failed(1, &format!("has UDP port {port} here"));
+        done.failed(1, &format!("has UDP port {port}, so only this library"));
     }
     done.one_line();
 }

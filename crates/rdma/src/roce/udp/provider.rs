@@ -320,15 +320,15 @@ struct TakenPort {
 }
 
 impl TakenPort {
-    /// Adds the owner and the error number to the error of an attempt from another port that got no answer.
+    /// Adds the owner and the error number to the error of an attempt from another port that got no answer, for which
+    /// this system has told no other reason.
     fn add_to(&self, error: ProviderError) -> ProviderError {
-        if error.kind != ProviderErrorKind::TimedOut {
+        if error.kind != ProviderErrorKind::TimedOut || error.os_error().is_some() {
             return error;
         }
         let Self { port, owner, .. } = self;
         let what = format!(
-            "{}; {owner} has UDP port {port} here, and from another port only listeners of this library \
-             can be reached",
+            "{}; {owner} has UDP port {port}, so only this library can be reached",
             error.what
         );
         ProviderError::new(ProviderErrorKind::TimedOut, what).with_os_error(self.os_error)
@@ -341,11 +341,8 @@ fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
     if !is_taken(&error) {
         return os_error(doing, &error);
     }
-    let owner = match port_owner(port) {
-        Some(owner) => format!("{owner} has it"),
-        None => "another program has it".into(),
-    };
-    let what = format!("{doing}: the UDP port {port} is in use: {owner}");
+    let owner = port_owner(port).unwrap_or_else(|| "another program".into());
+    let what = format!("{doing}: {owner} has UDP port {port}");
     ProviderError::new(ProviderErrorKind::InUse, what).with_os_error(error.raw_os_error())
 }
 
