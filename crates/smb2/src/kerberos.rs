@@ -1,159 +1,44 @@
 //! Logins by Kerberos, with the tickets that `kinit` leaves in a credential cache.
 //!
-//! The crate smb2 reads caches and makes the messages of Kerberos. This module finds the cache and the KDC as MIT
-//! Kerberos does ([`config`]), and says why a login by tickets is not possible.
+//! The crate smb2 makes the messages of Kerberos. This module finds the cache and the KDC as MIT Kerberos does
+//! ([`config`]), reads the cache ([`cache`]), and says why a login by tickets is not possible.
 
+mod cache;
 mod config;
+mod error;
 
 use std::{
-    fmt, fs, io,
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use smb2::{
     auth::{
         KerberosCredentials,
-        kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal, parse_ccache},
+        kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal},
     },
     client::{Session, connection},
 };
-use thiserror::Error;
 use tokio::{
     net::{TcpStream, lookup_host},
     time::timeout,
 };
 
 use self::config::Config;
+pub use self::error::KerberosError;
 
 /// Longest time for a KDC to accept a TCP connection, after which the next one is tried.
 const KDC_TIMEOUT: Duration = Duration::from_secs(3);
 /// Port of the KDC.
 const KDC_PORT: u16 = 88;
 
-/// Why a login by Kerberos is not possible. Each says what to do.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum KerberosError {
-    /// There is no credential cache.
-    #[error("there is no Kerberos ticket: {cache} {why}; run `kinit USER@REALM`")]
-    NoCache {
-        /// The name of the cache.
-        cache: String,
-        /// Why it is none.
-        why: String,
-    },
-    /// The cache is not a file.
-    #[error(
-        "credential caches of the kind {kind} cannot be read; use a file: KRB5CCNAME=FILE:/tmp/krb5cc_smbdirect for \
-         `kinit` and for this program"
-    )]
-    Kind {
-        /// The kind, as in `KEYRING`.
-        kind: String,
-    },
-    /// The cache has no ticket for its realm.
-    #[error("{cache} has no ticket of {realm}; run `kinit {principal}`")]
-    NoTicket {
-        /// The name of the cache.
-        cache: String,
-        /// The principal of the cache.
-        principal: String,
-        /// Its realm.
-        realm: String,
-    },
-    /// The ticket has expired.
-    #[error(
-        "the Kerberos ticket of {principal} expired {} ago; run `kinit {principal}`, or set the clock of this machine if \
-         it is wrong",
-        in_words(*.ago)
-    )]
-    Expired {
-        /// The principal of the ticket.
-        principal: String,
-        /// How long ago, by the clock of this machine.
-        ago: Duration,
-    },
-    /// The ticket is not valid yet.
-    #[error(
-        "the Kerberos ticket of {principal} becomes valid only in {}: the clock of this machine is wrong; set it, for \
-         example by `timedatectl set-ntp true`",
-        in_words(*.ahead)
-    )]
-    NotYetValid {
-        /// The principal of the ticket.
-        principal: String,
-        /// How far ahead, by the clock of this machine.
-        ahead: Duration,
-    },
-    /// The clock of this machine differs too much from that of the KDC.
-    #[error(
-        "the clock of this machine and that of the KDC of {realm} differ by more than Kerberos permits, which is 5 \
-         minutes; set it, for example by `timedatectl set-ntp true`"
-    )]
-    ClockSkew {
-        /// The realm.
-        realm: String,
-    },
-    /// The server was given by its address.
-    #[error(
-        "Kerberos knows servers by their names; give the name of the server in place of {address}"
-    )]
-    Address {
-        /// The address.
-        address: IpAddr,
-    },
-    /// No KDC is known.
-    #[error(
-        "no KDC of {realm} is known: {files} names none, and the name `{name}` has no address; add `kdc = HOST` for \
-         {realm} there"
-    )]
-    UnknownKdc {
-        /// The realm.
-        realm: String,
-        /// The files that were read.
-        files: String,
-        /// The name that was looked up.
-        name: String,
-    },
-    /// No KDC answers.
-    #[error(
-        "no KDC of {realm} answers on {tried}; check that it runs, and that firewalls pass TCP port 88"
-    )]
-    SilentKdc {
-        /// The realm.
-        realm: String,
-        /// The addresses.
-        tried: String,
-    },
-    /// The KDC does not know the server.
-    #[error(
-        "the KDC of {realm} does not know the server cifs/{server}; give the full name under which the server joined \
-         the realm"
-    )]
-    UnknownServer {
-        /// The realm.
-        realm: String,
-        /// The server.
-        server: String,
-    },
-    /// The KDC refuses a ticket for the server for another reason.
-    #[error("the KDC of {realm} gives no ticket for cifs/{server}: {why}")]
-    Refused {
-        /// The realm.
-        realm: String,
-        /// The server.
-        server: String,
-        /// The reason.
-        why: String,
-    },
-}
-
 /// The tickets of a user, in a credential cache.
 #[derive(Clone, Debug)]
 pub struct Tickets {
+    /// Only tickets that the crate smb2 can use.
     cache: CCache,
+    /// Kind and length of the key of the ticket that admits to others, if that is not in `cache`.
+    unusable_key: Option<(u16, usize)>,
     name: String,
     config: Config,
 }
@@ -171,21 +56,15 @@ impl Tickets {
     }
 
     fn read(name: &str, config: Config, now: SystemTime) -> Result<Self, KerberosError> {
-        let path = cache_path(name)?;
-        let none = |why: String| KerberosError::NoCache {
-            cache: path.display().to_string(),
-            why,
-        };
-        let bytes = fs::read(&path).map_err(|error| {
-            none(match error.kind() {
-                io::ErrorKind::NotFound => "does not exist".into(),
-                _ => format!("cannot be read ({error})"),
-            })
-        })?;
-        let cache = parse_ccache(&bytes).map_err(|_| none("is no credential cache".into()))?;
+        let path = cache::path(name)?;
+        let mut cache = cache::read(&path)?;
+        let granting = cache.find_tgt(&cache.default_principal.realm);
+        let unusable_key = granting.map(|ticket| (ticket.key_etype, ticket.key_data.len()));
+        cache.credentials.retain(cache::is_usable);
         let tickets = Self {
             name: path.display().to_string(),
             cache,
+            unusable_key,
             config,
         };
         tickets.check(now)?;
@@ -203,15 +82,20 @@ impl Tickets {
     /// Checks that the ticket that admits to others is valid at `now`.
     fn check(&self, now: SystemTime) -> Result<(), KerberosError> {
         let realm = &self.cache.default_principal.realm;
-        let ticket = self
-            .cache
-            .find_tgt(realm)
-            .ok_or_else(|| KerberosError::NoTicket {
+        let principal = self.principal();
+        match (self.cache.find_tgt(realm), self.unusable_key) {
+            (Some(ticket), _) => self.check_times(ticket, now),
+            (None, Some((etype, bytes))) => Err(KerberosError::Key {
+                principal,
+                etype,
+                bytes,
+            }),
+            (None, None) => Err(KerberosError::NoTicket {
                 cache: self.name.clone(),
-                principal: self.principal(),
+                principal,
                 realm: realm.clone(),
-            })?;
-        self.check_times(ticket, now)
+            }),
+        }
     }
 
     fn check_times(&self, ticket: &CcacheCredential, now: SystemTime) -> Result<(), KerberosError> {
@@ -303,31 +187,6 @@ impl Tickets {
 /// Difference between clocks that Kerberos permits.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-/// Returns the path of a cache of the kinds FILE and DIR.
-fn cache_path(name: &str) -> Result<PathBuf, KerberosError> {
-    let (kind, rest) = match name.split_once(':') {
-        // A path that begins with a drive letter, or has no kind.
-        Some((kind, _)) if kind.len() < 2 || kind.contains('/') => ("FILE", name),
-        Some(parts) => parts,
-        None => ("FILE", name),
-    };
-    match kind {
-        "FILE" | "WRFILE" => Ok(rest.into()),
-        // `DIR::FILE` names one of the folder's caches, and `DIR:FOLDER` the primary one.
-        "DIR" => Ok(match rest.strip_prefix(':') {
-            Some(file) => file.into(),
-            None => primary_of(Path::new(rest)),
-        }),
-        kind => Err(KerberosError::Kind { kind: kind.into() }),
-    }
-}
-
-/// Returns the primary cache of a folder of caches.
-fn primary_of(folder: &Path) -> PathBuf {
-    let name = fs::read_to_string(folder.join("primary"));
-    folder.join(name.as_deref().map_or("tkt", str::trim))
-}
-
 /// Returns `HOST:PORT` of an entry `HOST` or `HOST:PORT` of krb5.conf.
 fn with_port(host: &str) -> String {
     if let Ok(address) = host.parse::<IpAddr>() {
@@ -362,18 +221,6 @@ fn refusal(message: &str, realm: String, server: &str) -> KerberosError {
         _ => message.to_owned(),
     };
     KerberosError::Refused { realm, server, why }
-}
-
-/// Returns a time with its largest unit.
-fn in_words(time: Duration) -> impl fmt::Display {
-    let seconds = time.as_secs();
-    let (count, unit) = match seconds {
-        0..120 => (seconds, "s"),
-        120..7200 => (seconds / 60, "minutes"),
-        7200..172_800 => (seconds / 3600, "hours"),
-        _ => (seconds / 86_400, "days"),
-    };
-    format!("{count} {unit}")
 }
 
 #[cfg(test)]

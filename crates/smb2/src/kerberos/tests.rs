@@ -17,6 +17,7 @@ fn tickets(credentials: Vec<CcacheCredential>) -> Tickets {
             default_principal: principal(&["me"]),
             credentials,
         },
+        unusable_key: None,
         name: "/tmp/krb5cc_0".into(),
         config: Config::default(),
     }
@@ -71,33 +72,15 @@ fn a_cache_without_a_ticket_is_no_login() {
 }
 
 #[test]
-fn caches_are_files() {
-    for (name, path) in [
-        ("/tmp/krb5cc_7", "/tmp/krb5cc_7"),
-        ("FILE:/tmp/krb5cc_7", "/tmp/krb5cc_7"),
-        ("DIR::/run/user/7/tktabc", "/run/user/7/tktabc"),
-        ("DIR:/no/such/folder", "/no/such/folder/tkt"),
-    ] {
-        assert_eq!(cache_path(name).unwrap(), Path::new(path), "{name}");
-    }
-    for name in ["KEYRING:persistent:7", "KCM:", "MEMORY:x"] {
-        let error = cache_path(name).unwrap_err().to_string();
-        let kind = name.split(':').next().unwrap();
-        assert!(error.contains(&format!("of the kind {kind} ")), "{error}");
-    }
-    let missing = Tickets::read("/no/such/cache", Config::default(), at(START));
-    let error = missing.unwrap_err().to_string();
+fn a_key_that_cannot_be_used_is_named() {
+    let mut tickets = tickets(Vec::new());
+    tickets.unusable_key = Some((20, 32));
+    let error = tickets.check(at(START)).unwrap_err().to_string();
     assert!(
-        error.contains("/no/such/cache does not exist; run `kinit"),
+        error.contains("a key of 32 bytes and encryption type 20"),
         "{error}"
     );
-    let other = Tickets::read("/dev/null", Config::default(), at(START));
-    assert!(
-        other
-            .unwrap_err()
-            .to_string()
-            .contains("is no credential cache")
-    );
+    assert!(error.ends_with("run `kinit me@EXAMPLE.ORG`"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,436 @@
+//! Credential caches in files, as MIT Kerberos writes them (versions 3 and 4 of its format).
+//!
+//! `parse_ccache` of the crate smb2 reserves memory for as many names as the file counts, and takes keys that do not
+//! fit their encryption type, which end the process when they are used. This module counts only what the file can
+//! hold.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use smb2::auth::kerberos::{
+    ccache::{CCache, CcacheCredential, CcachePrincipal},
+    messages::parse_ticket,
+};
+
+use super::error::KerberosError;
+
+/// Most bytes of a cache: hundreds of tickets.
+const MOST_BYTES: u64 = 1 << 20;
+const VERSION_3: u16 = 0x0503;
+const VERSION_4: u16 = 0x0504;
+
+/// Returns the path of a cache of the kinds FILE and DIR.
+pub(super) fn path(name: &str) -> Result<PathBuf, KerberosError> {
+    let (kind, rest) = match name.split_once(':') {
+        // A path that begins with a drive letter, or has no kind.
+        Some((kind, _)) if kind.len() < 2 || kind.contains('/') => ("FILE", name),
+        Some(parts) => parts,
+        None => ("FILE", name),
+    };
+    match kind {
+        "FILE" | "WRFILE" => Ok(rest.into()),
+        // `DIR::FILE` names one of the folder's caches, and `DIR:FOLDER` the primary one.
+        "DIR" => match rest.strip_prefix(':') {
+            Some(file) => Ok(file.into()),
+            None => primary_of(Path::new(rest)),
+        },
+        kind => Err(KerberosError::Kind { kind: kind.into() }),
+    }
+}
+
+/// Returns the primary cache of a folder of caches.
+fn primary_of(folder: &Path) -> Result<PathBuf, KerberosError> {
+    let file = folder.join("primary");
+    let name = match bytes_of(&file) {
+        Ok(bytes) => bytes,
+        Err(Unread::Io(error)) if error.kind() == io::ErrorKind::NotFound => b"tkt".into(),
+        Err(unread) => return Err(unread.explain(&file)),
+    };
+    let name = String::from_utf8_lossy(&name);
+    let name = name.trim();
+    if !name.starts_with("tkt") || name.contains('/') {
+        let why = format!("it has `{name}` in place of the name of a cache");
+        return Err(Unread::Unfit(why).explain(&file));
+    }
+    Ok(folder.join(name))
+}
+
+/// Reads a cache.
+pub(super) fn read(path: &Path) -> Result<CCache, KerberosError> {
+    let bytes = bytes_of(path).map_err(|unread| unread.explain(path))?;
+    parse(&bytes).ok_or_else(|| no_cache(path, "is no credential cache".into()))
+}
+
+fn no_cache(path: &Path, why: String) -> KerberosError {
+    let cache = path.display().to_string();
+    KerberosError::NoCache { cache, why }
+}
+
+/// Why the bytes of a file are not here.
+enum Unread {
+    Io(io::Error),
+    Unfit(String),
+}
+
+impl From<io::Error> for Unread {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Unread {
+    fn explain(self, path: &Path) -> KerberosError {
+        match self {
+            Self::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+                no_cache(path, "does not exist".into())
+            }
+            Self::Io(error) => no_cache(path, format!("cannot be read ({error})")),
+            Self::Unfit(why) => KerberosError::CacheFile {
+                cache: path.display().to_string(),
+                why,
+            },
+        }
+    }
+}
+
+/// Reads a short regular file of this user. Everybody can create files in the folder of the default cache.
+fn bytes_of(path: &Path) -> Result<Vec<u8>, Unread> {
+    let file = open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(Unread::Unfit("it is no regular file".into()));
+    }
+    check_owner(&about)?;
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(Unread::Unfit("it has more than 1 MiB".into()));
+    }
+    Ok(bytes)
+}
+
+/// Opens a file, and does not wait for the other end of a FIFO.
+#[cfg(unix)]
+fn open(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+#[cfg(not(unix))]
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).open(path)
+}
+
+#[cfg(unix)]
+fn check_owner(about: &std::fs::Metadata) -> Result<(), Unread> {
+    use std::os::unix::fs::MetadataExt;
+    let (owner, user) = (about.uid(), rustix::process::geteuid().as_raw());
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    let why = format!("it belongs to the user {owner}, and not to {user} or root");
+    Err(Unread::Unfit(why))
+}
+
+/// Another system decides by its permissions who writes to the folder of a cache.
+#[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps, reason = "as on Unix")]
+fn check_owner(_: &std::fs::Metadata) -> Result<(), Unread> {
+    Ok(())
+}
+
+/// Returns whether the crate smb2 can use a ticket. Caches also have entries with settings, which are no tickets.
+pub(super) fn is_usable(credential: &CcacheCredential) -> bool {
+    let key = (credential.key_etype, credential.key_data.len());
+    matches!(key, (17 | 23, 16) | (18, 32)) && parse_ticket(&credential.ticket).is_ok()
+}
+
+/// Parses a cache; `None` if it is none. A file that is cut off has the credentials before.
+fn parse(bytes: &[u8]) -> Option<CCache> {
+    let mut reader = Reader(bytes);
+    let version = reader.u16()?;
+    match version {
+        VERSION_3 => {}
+        VERSION_4 => {
+            let header = reader.u16()?;
+            reader.take(header.into())?;
+        }
+        _ => return None,
+    }
+    let default_principal = reader.principal()?;
+    let mut credentials = Vec::new();
+    while let Some(credential) = reader.credential(version) {
+        credentials.push(credential);
+    }
+    Some(CCache {
+        version,
+        default_principal,
+        credentials,
+    })
+}
+
+/// The rest of a cache. Its numbers are big-endian.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        let bytes = self.take(2)?.try_into().ok()?;
+        Some(u16::from_be_bytes(bytes))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        let bytes = self.take(4)?.try_into().ok()?;
+        Some(u32::from_be_bytes(bytes))
+    }
+
+    /// Reads bytes after their number.
+    fn data(&mut self) -> Option<&'a [u8]> {
+        let length = self.u32()?;
+        self.take(length as usize)
+    }
+
+    fn string(&mut self) -> Option<String> {
+        String::from_utf8(self.data()?.to_vec()).ok()
+    }
+
+    fn principal(&mut self) -> Option<CcachePrincipal> {
+        let name_type = self.u32()?;
+        let count = self.u32()?;
+        let realm = self.string()?;
+        // Each has bytes of its own, so a count that is too large ends at the end of the file.
+        let components = (0..count).map(|_| self.string()).collect::<Option<_>>()?;
+        Some(CcachePrincipal {
+            name_type,
+            realm,
+            components,
+        })
+    }
+
+    /// Skips a list of addresses or of authorization data.
+    fn skip_list(&mut self) -> Option<()> {
+        let count = self.u32()?;
+        for _ in 0..count {
+            self.u16()?;
+            self.data()?;
+        }
+        Some(())
+    }
+
+    fn credential(&mut self, version: u16) -> Option<CcacheCredential> {
+        let (client, server) = (self.principal()?, self.principal()?);
+        let key_etype = self.u16()?;
+        if version == VERSION_3 {
+            // It is there twice.
+            self.u16()?;
+        }
+        let key_data = self.data()?.to_vec();
+        let [authtime, starttime, endtime, renew_till] =
+            [self.u32()?, self.u32()?, self.u32()?, self.u32()?];
+        // Whether the key is that of another ticket, and the flags of the ticket.
+        self.take(5)?;
+        self.skip_list()?;
+        self.skip_list()?;
+        let ticket = self.data()?.to_vec();
+        let _second_ticket = self.data()?;
+        Some(CcacheCredential {
+            client,
+            server,
+            key_etype,
+            key_data,
+            authtime,
+            starttime,
+            endtime,
+            renew_till,
+            ticket,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn data(bytes: &[u8]) -> Vec<u8> {
+        [&(bytes.len() as u32).to_be_bytes(), bytes].concat()
+    }
+
+    fn principal(components: &[&str]) -> Vec<u8> {
+        let count = (components.len() as u32).to_be_bytes();
+        let mut bytes = [&[0, 0, 0, 1], &count, &*data(b"EXAMPLE.ORG")].concat();
+        for component in components {
+            bytes.extend(data(component.as_bytes()));
+        }
+        bytes
+    }
+
+    fn credential(version: u16, etype: u8, key: &[u8]) -> Vec<u8> {
+        let client = principal(&["me"]);
+        let server = principal(&["krbtgt", "EXAMPLE.ORG"]);
+        let etypes = [0, etype].repeat(if version == VERSION_3 { 2 } else { 1 });
+        let times = [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4];
+        let one = [&[0, 0, 0, 1, 0, 2][..], &data(&[127, 0, 0, 1])].concat();
+        let none = [0; 4];
+        [
+            &client,
+            &server,
+            &etypes,
+            &*data(key),
+            &times,
+            &[0; 5],
+            &one,
+            &none,
+            &data(&TICKET),
+            &data(b""),
+        ]
+        .concat()
+    }
+
+    /// The shortest Ticket: tkt-vno, realm, sname and enc-part, of the right types.
+    const TICKET: [u8; 44] = [
+        0x61, 42, 0x30, 40, 0xa0, 3, 2, 1, 5, 0xa1, 3, 0x1b, 1, b'R', 0xa2, 14, 0x30, 12, 0xa0, 3,
+        2, 1, 1, 0xa1, 5, 0x30, 3, 0x1b, 1, b's', 0xa3, 12, 0x30, 10, 0xa0, 3, 2, 1, 18, 0xa2, 3,
+        4, 1, 0,
+    ];
+
+    fn cache(version: u16, credentials: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = version.to_be_bytes().to_vec();
+        if version == VERSION_4 {
+            bytes.extend([0, 12, 0, 1, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        bytes.extend(principal(&["me"]));
+        bytes.extend(credentials.concat());
+        bytes
+    }
+
+    #[test]
+    fn caches_of_both_versions_are_read() {
+        for version in [VERSION_3, VERSION_4] {
+            let credential = credential(version, 18, &[7; 32]);
+            let bytes = cache(version, &[credential.clone(), credential.clone()]);
+            let read = parse(&bytes).unwrap();
+            assert_eq!(read.default_principal.components, ["me"]);
+            let [first, second] = &*read.credentials else {
+                panic!("{read:?}");
+            };
+            assert!(is_usable(first) && is_usable(second));
+            assert_eq!(second.server.components, ["krbtgt", "EXAMPLE.ORG"]);
+            assert_eq!((second.authtime, second.renew_till), (1, 4));
+            assert_eq!(
+                (&*second.key_data, &*second.ticket),
+                (&[7; 32][..], &TICKET[..])
+            );
+            let head = bytes.len() - 2 * credential.len();
+            for length in 0..bytes.len() {
+                let read = parse(&bytes[..length]).map(|cache| cache.credentials.len());
+                let whole = length.checked_sub(head).map(|rest| rest / credential.len());
+                assert_eq!(read, whole, "{length}");
+            }
+        }
+        assert!(parse(&[5, 2, 0, 0]).is_none());
+    }
+
+    /// Each number in the file that is too large is an end of the file, and no memory.
+    #[test]
+    fn counts_in_a_file_reserve_no_memory() {
+        let bytes = cache(VERSION_4, &[credential(VERSION_4, 18, &[7; 32])]);
+        for at in 0..bytes.len() - 4 {
+            let mut lying = bytes.clone();
+            lying[at..at + 4].fill(0xff);
+            let _ = parse(&lying);
+        }
+        let names = [&[5, 4, 0, 0, 0, 0, 0, 1][..], &[0xff; 4], &data(b"R")].concat();
+        assert!(parse(&names).is_none());
+    }
+
+    #[test]
+    fn a_key_fits_its_type() {
+        for (etype, length, fits) in [
+            (17, 16, true),
+            (18, 32, true),
+            (23, 16, true),
+            (17, 32, false),
+            (18, 16, false),
+            (18, 24, false),
+            (18, 0, false),
+            (23, 0, false),
+            (20, 32, false),
+        ] {
+            let credential = credential(VERSION_4, etype, &vec![7; length]);
+            let read = parse(&cache(VERSION_4, &[credential])).unwrap();
+            assert_eq!(is_usable(&read.credentials[0]), fits, "{etype} {length}");
+        }
+        let mut setting = parse(&cache(VERSION_4, &[credential(VERSION_4, 18, &[7; 32])])).unwrap();
+        setting.credentials[0].ticket = b"yes".into();
+        assert!(!is_usable(&setting.credentials[0]));
+    }
+
+    #[test]
+    fn caches_are_files() {
+        for (name, expected) in [
+            ("/tmp/krb5cc_7", "/tmp/krb5cc_7"),
+            ("FILE:/tmp/krb5cc_7", "/tmp/krb5cc_7"),
+            ("DIR::/run/user/7/tktabc", "/run/user/7/tktabc"),
+            ("DIR:/no/such/folder", "/no/such/folder/tkt"),
+        ] {
+            assert_eq!(path(name).unwrap(), Path::new(expected), "{name}");
+        }
+        for name in ["KEYRING:persistent:7", "KCM:", "MEMORY:x"] {
+            let error = path(name).unwrap_err().to_string();
+            let kind = name.split(':').next().unwrap();
+            assert!(error.contains(&format!("of the kind {kind} ")), "{error}");
+        }
+        let missing = read(Path::new("/no/such/cache")).unwrap_err().to_string();
+        let says = "/no/such/cache does not exist; run `kinit";
+        assert!(missing.contains(says), "{missing}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_cache_is_a_short_regular_file_of_this_user() {
+        let folder = std::env::temp_dir().join(format!("smbdirect-cache-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let fails = |path: &Path, says: &str| {
+            let error = read(path).unwrap_err().to_string();
+            assert!(error.contains(says), "{}: {error}", path.display());
+        };
+        fails(Path::new("/dev/null"), "it is no regular file");
+        fails(&folder, "it is no regular file");
+        let fifo = folder.join("tkt");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        fails(&fifo, "it is no regular file");
+        let long = folder.join("long");
+        fs::write(&long, vec![0; MOST_BYTES as usize + 1]).unwrap();
+        fails(&long, "it has more than 1 MiB");
+        fs::write(&long, b"text").unwrap();
+        fails(&long, "is no credential cache");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&long, Some(4711), None).unwrap();
+            fails(&long, "it belongs to the user 4711");
+        }
+        // The primary cache of a folder, and its name.
+        let name = format!("DIR:{}", folder.display());
+        assert_eq!(path(&name).unwrap(), fifo);
+        let primary = folder.join("primary");
+        fs::write(&primary, "tktabc\n").unwrap();
+        assert_eq!(path(&name).unwrap(), folder.join("tktabc"));
+        fs::write(&primary, "tkt/../../x").unwrap();
+        path(&name).unwrap_err();
+        fs::remove_file(&primary).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &primary, rustix::fs::Mode::RUSR).unwrap();
+        let error = path(&name).unwrap_err().to_string();
+        assert!(error.contains("primary is not used"), "{error}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
