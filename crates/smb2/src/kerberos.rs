@@ -48,10 +48,10 @@ impl Tickets {
     /// `/tmp/krb5cc_UID`.
     ///
     /// # Errors
-    /// There is no cache, it is not a file, or its ticket is not valid now.
+    /// There is no cache, it is not a file, its ticket is not valid now, or its principal has several parts.
     pub fn load() -> Result<Self, KerberosError> {
         let config = Config::read();
-        let name = config.cache_name();
+        let name = config.cache_name()?;
         Self::read(&name, config, SystemTime::now())
     }
 
@@ -59,6 +59,7 @@ impl Tickets {
         let path = cache::path(name)?;
         let mut cache = cache::read(&path)?;
         let granting = cache.find_tgt(&cache.default_principal.realm);
+        let granting = granting.filter(|ticket| !cache::key_fits(ticket));
         let unusable_key = granting.map(|ticket| (ticket.key_etype, ticket.key_data.len()));
         cache.credentials.retain(cache::is_usable);
         let tickets = Self {
@@ -81,8 +82,14 @@ impl Tickets {
 
     /// Checks that the ticket that admits to others is valid at `now`.
     fn check(&self, now: SystemTime) -> Result<(), KerberosError> {
-        let realm = &self.cache.default_principal.realm;
+        let CcachePrincipal {
+            realm, components, ..
+        } = &self.cache.default_principal;
         let principal = self.principal();
+        if components.len() != 1 {
+            let realm = realm.clone();
+            return Err(KerberosError::Principal { principal, realm });
+        }
         match (self.cache.find_tgt(realm), self.unusable_key) {
             (Some(ticket), _) => self.check_times(ticket, now),
             (None, Some((etype, bytes))) => Err(KerberosError::Key {
@@ -112,6 +119,15 @@ impl Tickets {
         }
     }
 
+    /// Returns the tickets that are valid at `now`.
+    fn valid(&self, now: SystemTime) -> CCache {
+        let mut cache = self.cache.clone();
+        cache
+            .credentials
+            .retain(|ticket| self.check_times(ticket, now).is_ok());
+        cache
+    }
+
     /// Logs in to `server` over a connection that has negotiated.
     ///
     /// # Errors
@@ -125,12 +141,8 @@ impl Tickets {
             return Err(KerberosError::Address { address }.into());
         }
         let realm = self.cache.default_principal.realm.clone();
-        let mut cache = self.cache.clone();
         // A ticket for the server that is no longer valid is fetched again.
-        let now = SystemTime::now();
-        cache
-            .credentials
-            .retain(|ticket| self.check_times(ticket, now).is_ok());
+        let cache = self.valid(SystemTime::now());
         let has_ticket = cache.find_service_ticket("cifs", server, &realm).is_some();
         let kdc = if has_ticket {
             String::new()
@@ -138,7 +150,7 @@ impl Tickets {
             self.kdc(&realm).await?.to_string()
         };
         let credentials = KerberosCredentials {
-            username: self.cache.default_principal.components.join("/"),
+            username: self.cache.default_principal.components.concat(),
             password: String::new(),
             realm: realm.clone(),
             kdc_address: kdc,
@@ -155,31 +167,44 @@ impl Tickets {
         // Domain controllers have the name of their domain, too.
         let name = realm.to_ascii_lowercase();
         let mut hosts = self.config.kdcs(realm);
-        if hosts.is_empty() {
+        let is_configured = !hosts.is_empty();
+        if !is_configured {
             hosts.push(name.clone());
         }
-        let mut tried = Vec::new();
+        let (mut tried, mut unknown) = (Vec::new(), Vec::new());
         for host in &hosts {
-            let host = with_port(host);
-            for address in lookup_host(&*host).await.into_iter().flatten() {
-                if let Ok(Ok(_)) = timeout(KDC_TIMEOUT, TcpStream::connect(address)).await {
-                    return Ok(address);
+            match lookup_host(&*with_port(host)).await {
+                Err(error) => unknown.push(format!("`{host}` ({error})")),
+                Ok(addresses) => {
+                    for address in addresses {
+                        if let Ok(Ok(_)) = timeout(KDC_TIMEOUT, TcpStream::connect(address)).await {
+                            return Ok(address);
+                        }
+                        tried.push(address.to_string());
+                    }
                 }
-                tried.push(address.to_string());
             }
         }
         let realm = realm.to_owned();
-        Err(if tried.is_empty() {
-            KerberosError::UnknownKdc {
+        if !tried.is_empty() {
+            tried.extend(
+                unknown
+                    .iter()
+                    .map(|host| format!("{host}, which has no address")),
+            );
+            let tried = tried.join(", ");
+            return Err(KerberosError::SilentKdc { realm, tried });
+        }
+        let files = self.config.files();
+        Err(if is_configured {
+            let names = unknown.join(", ");
+            KerberosError::KdcName {
                 realm,
-                files: self.config.files(),
-                name: hosts.join("`, `"),
+                files,
+                names,
             }
         } else {
-            KerberosError::SilentKdc {
-                realm,
-                tried: tried.join(", "),
-            }
+            KerberosError::UnknownKdc { realm, files, name }
         })
     }
 }

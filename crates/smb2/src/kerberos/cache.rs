@@ -145,8 +145,13 @@ fn check_owner(_: &std::fs::Metadata) -> Result<(), Unread> {
 
 /// Returns whether the crate smb2 can use a ticket. Caches also have entries with settings, which are no tickets.
 pub(super) fn is_usable(credential: &CcacheCredential) -> bool {
+    key_fits(credential) && parse_ticket(&credential.ticket).is_ok()
+}
+
+/// Returns whether the crate smb2 has the encryption type of a key, and the key the length of its type.
+pub(super) fn key_fits(credential: &CcacheCredential) -> bool {
     let key = (credential.key_etype, credential.key_data.len());
-    matches!(key, (17 | 23, 16) | (18, 32)) && parse_ticket(&credential.ticket).is_ok()
+    matches!(key, (17 | 23, 16) | (18, 32))
 }
 
 /// Parses a cache; `None` if it is none. A file that is cut off has the credentials before.

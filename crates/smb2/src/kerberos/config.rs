@@ -1,10 +1,8 @@
 //! What of krb5.conf a client of the credential cache needs: where the cache is, and the KDCs of a realm.
 
-use std::{
-    collections::HashMap,
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, env, ffi::OsString, fs, io, path::Path};
+
+use super::error::KerberosError;
 
 /// Deepest nesting of included files.
 const MAX_DEPTH: usize = 10;
@@ -14,7 +12,8 @@ const MAX_DEPTH: usize = 10;
 pub(super) struct Config {
     default_cache: Option<String>,
     kdcs: HashMap<String, Vec<String>>,
-    files: Vec<PathBuf>,
+    /// The files of KRB5_CONFIG, and those that cannot be read, as they are shown.
+    files: Vec<String>,
 }
 
 impl Config {
@@ -23,23 +22,31 @@ impl Config {
         let files = env::var_os("KRB5_CONFIG").unwrap_or_else(|| "/etc/krb5.conf".into());
         let mut config = Self::default();
         for file in env::split_paths(&files) {
-            config.read_file(&file, MAX_DEPTH);
-            config.files.push(file);
+            if config.read_file(&file, MAX_DEPTH) {
+                config.files.push(file.display().to_string());
+            }
         }
         config
     }
 
     /// Returns the name of the credential cache.
-    pub(super) fn cache_name(&self) -> String {
-        if let Ok(name) = env::var("KRB5CCNAME")
-            && !name.is_empty()
-        {
-            return name;
+    pub(super) fn cache_name(&self) -> Result<String, KerberosError> {
+        self.cache_name_or(env::var_os("KRB5CCNAME").unwrap_or_default())
+    }
+
+    /// Returns the name of the credential cache where KRB5CCNAME is `name`.
+    fn cache_name_or(&self, name: OsString) -> Result<String, KerberosError> {
+        let name = name.into_string().map_err(|name| {
+            let name = name.to_string_lossy().into_owned();
+            KerberosError::CacheName { name }
+        })?;
+        if !name.is_empty() {
+            return Ok(name);
         }
         let name = self.default_cache.as_deref();
         let name = name.unwrap_or("FILE:/tmp/krb5cc_%{uid}");
         let user = user_id().to_string();
-        name.replace("%{uid}", &user).replace("%{euid}", &user)
+        Ok(name.replace("%{uid}", &user).replace("%{euid}", &user))
     }
 
     /// Returns the KDCs of a realm, as `HOST` or `HOST:PORT`.
@@ -49,26 +56,37 @@ impl Config {
 
     /// Returns the names of the files, for an error.
     pub(super) fn files(&self) -> String {
-        let names: Vec<_> = self
-            .files
-            .iter()
-            .map(|file| file.display().to_string())
-            .collect();
-        names.join(", ")
+        self.files.join(", ")
     }
 
-    fn read_file(&mut self, file: &Path, depth: usize) {
-        let Ok(text) = fs::read_to_string(file) else {
-            return;
-        };
-        self.parse(&text, depth);
+    /// Reads a file; false if it cannot be read. MIT Kerberos does not ask for UTF-8.
+    fn read_file(&mut self, file: &Path, depth: usize) -> bool {
+        match fs::read(file) {
+            Ok(bytes) => self.parse(&String::from_utf8_lossy(&bytes), depth),
+            Err(error) => {
+                let file = file.display();
+                let shown = match error.kind() {
+                    io::ErrorKind::NotFound => format!("{file} (does not exist)"),
+                    _ => format!("{file} (cannot be read: {error})"),
+                };
+                self.files.push(shown);
+                return false;
+            }
+        }
+        true
     }
 
-    fn parse(&mut self, text: &str, depth: usize) {
+    pub(super) fn parse(&mut self, text: &str, depth: usize) {
         let mut section = String::new();
-        let mut realm: Option<String> = None;
+        // The names of the groups in braces around a line, outermost first.
+        let mut groups: Vec<String> = Vec::new();
+        // A name whose `{` is on the next line.
+        let mut pending = None;
         for line in text.lines() {
             let line = line.trim();
+            if line.starts_with(['#', ';']) {
+                continue;
+            }
             let first = line.split_whitespace().next().unwrap_or_default();
             match first {
                 "include" if depth > 0 => {
@@ -81,27 +99,34 @@ impl Config {
             }
             if let Some(name) = line.strip_prefix('[') {
                 section = name.split(']').next().unwrap_or_default().to_owned();
-                realm = None;
+                groups.clear();
                 continue;
             }
             if line.starts_with('}') {
-                realm = None;
+                groups.pop();
+                continue;
+            }
+            if line.starts_with('{') {
+                groups.extend(pending.take());
                 continue;
             }
             let Some((key, value)) = line.split_once('=') else {
                 continue;
             };
             let (key, value) = (key.trim(), value.trim());
-            match (&*section, key, &realm) {
-                _ if key.starts_with(['#', ';']) => {}
-                ("libdefaults", "default_ccache_name", _) => {
+            if value.starts_with('{') {
+                groups.push(key.to_owned());
+                continue;
+            }
+            pending = value.is_empty().then(|| key.to_owned());
+            match (&*section, key, &*groups) {
+                ("libdefaults", "default_ccache_name", []) => {
                     self.default_cache.get_or_insert_with(|| value.to_owned());
                 }
-                ("realms", "kdc", Some(realm)) => {
+                ("realms", "kdc", [realm]) if !value.is_empty() => {
                     let kdcs = self.kdcs.entry(realm.clone()).or_default();
                     kdcs.push(without_scheme(value).to_owned());
                 }
-                ("realms", name, None) if value.starts_with('{') => realm = Some(name.to_owned()),
                 _ => {}
             }
         }
@@ -173,10 +198,48 @@ mod tests {
         );
         assert_eq!(config.kdcs("OTHER.ORG"), ["kdc.other.org:8888"]);
         assert_eq!(config.kdcs("X"), [""; 0]);
+        assert_eq!(config.files(), "");
         assert_eq!(
             config.default_cache.as_deref(),
             Some("FILE:/run/krb5cc_%{uid}")
         );
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn groups_in_braces_end_where_they_end() {
+        let text = "[realms]\nA.ORG = {\n auth_to_local_names = {\n  # }\n  kdc = no\n }\n kdc = a.org\n v4 =\n {\n \
+                    kdc = no\n }\n kdc = b.org\n}\nkdc = no\nB.ORG =\n{\nkdc = c.org\n}\n";
+        let mut config = Config::default();
+        config.parse(text, MAX_DEPTH);
+        assert_eq!(config.kdcs("A.ORG"), ["a.org", "b.org"]);
+        assert_eq!(config.kdcs("B.ORG"), ["c.org"]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_utf8_has_settings_and_one_that_cannot_be_read_is_named() {
+        let file = env::temp_dir().join(format!("smbdirect-krb5-latin-{}", std::process::id()));
+        fs::write(&file, b"# \xe9\n[realms]\nA.ORG = {\nkdc = a.org\n}\n").unwrap();
+        let mut config = Config::default();
+        assert!(config.read_file(&file, MAX_DEPTH));
+        assert_eq!(config.kdcs("A.ORG"), ["a.org"]);
+        fs::remove_file(&file).unwrap();
+        assert!(!config.read_file(&file, MAX_DEPTH));
+        assert!(!config.read_file(&env::temp_dir(), MAX_DEPTH));
+        let files = config.files();
+        assert!(files.contains("(does not exist), "), "{files}");
+        assert!(files.contains(" (cannot be read: "), "{files}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_cache_is_that_of_the_variable_or_no_other() {
+        use std::os::unix::ffi::OsStringExt;
+        let config = Config::default();
+        let name = |bytes: &[u8]| config.cache_name_or(OsString::from_vec(bytes.to_vec()));
+        assert_eq!(name(b"FILE:/x").unwrap(), "FILE:/x");
+        assert!(name(b"").unwrap().starts_with("FILE:/tmp/krb5cc_"));
+        let error = name(b"FILE:/\xff").unwrap_err().to_string();
+        assert!(error.contains("is not UTF-8"), "{error}");
     }
 }

@@ -16,6 +16,12 @@ pub enum KerberosError {
         /// Why it is none.
         why: String,
     },
+    /// KRB5CCNAME is not UTF-8.
+    #[error("KRB5CCNAME=`{name}` is not UTF-8; give the credential cache another name")]
+    CacheName {
+        /// What can be shown of it.
+        name: String,
+    },
     /// The cache is not a file.
     #[error(
         "credential caches of the kind {kind} cannot be read; use a file: KRB5CCNAME=FILE:/tmp/krb5cc_smbdirect for \
@@ -49,6 +55,17 @@ pub enum KerberosError {
         etype: u16,
         /// Bytes of the key.
         bytes: usize,
+    },
+    /// The name of the principal has several parts, and the crate smb2 sends them as one.
+    #[error(
+        "the ticket is that of {principal}, but only principals of one part, without `/`, can log in; run \
+         `kinit USER@{realm}`"
+    )]
+    Principal {
+        /// The principal of the cache.
+        principal: String,
+        /// Its realm.
+        realm: String,
     },
     /// The cache has no ticket for its realm.
     #[error("{cache} has no ticket of {realm}; run `kinit {principal}`")]
@@ -114,9 +131,21 @@ pub enum KerberosError {
         /// The name that was looked up.
         name: String,
     },
+    /// No name of a KDC has an address.
+    #[error(
+        "no KDC of {realm} has an address: {names}; check the names in {files}, and whether this machine finds others"
+    )]
+    KdcName {
+        /// The realm.
+        realm: String,
+        /// The files that were read.
+        files: String,
+        /// The names, with the error of each.
+        names: String,
+    },
     /// No KDC answers.
     #[error(
-        "no KDC of {realm} answers on {tried}; check that it runs, and that firewalls pass TCP port 88"
+        "no KDC of {realm} answers on {tried}; check that it runs, and that firewalls pass UDP and TCP port 88"
     )]
     SilentKdc {
         /// The realm.

@@ -71,6 +71,45 @@ fn a_cache_without_a_ticket_is_no_login() {
     );
 }
 
+/// The crate smb2 sends the name as one part, which the KDC and the server compare with that of the ticket.
+#[test]
+fn a_principal_has_one_part() {
+    let mut tickets = tickets(vec![granting()]);
+    tickets.cache.default_principal = principal(&["me", "admin"]);
+    let error = tickets.check(at(START)).unwrap_err().to_string();
+    assert!(error.contains("that of me/admin@EXAMPLE.ORG"), "{error}");
+    assert!(error.ends_with("run `kinit USER@EXAMPLE.ORG`"), "{error}");
+}
+
+/// Some issuers leave the start out, and the ticket then is valid from the login on.
+#[test]
+fn a_ticket_without_a_start_begins_with_the_login() {
+    let mut ticket = granting();
+    ticket.starttime = 0;
+    let tickets = tickets(vec![ticket]);
+    assert!(tickets.check(at(START)).is_ok());
+    let early = tickets.check(at(START - 3600)).unwrap_err().to_string();
+    assert!(
+        early.contains("becomes valid only in 60 minutes"),
+        "{early}"
+    );
+}
+
+/// An expired ticket for the server is fetched again.
+#[test]
+fn a_ticket_for_the_server_counts_only_while_it_is_valid() {
+    let mut service = granting();
+    service.server = principal(&["cifs", "nas.example.org"]);
+    service.endtime = START + 60;
+    let tickets = tickets(vec![granting(), service]);
+    for (now, is_there) in [(START + 59, true), (START + 60, false)] {
+        let cache = tickets.valid(at(now));
+        let ticket = cache.find_service_ticket("cifs", "nas.example.org", "EXAMPLE.ORG");
+        assert_eq!(ticket.is_some(), is_there);
+        assert!(cache.find_tgt("EXAMPLE.ORG").is_some());
+    }
+}
+
 #[test]
 fn a_key_that_cannot_be_used_is_named() {
     let mut tickets = tickets(Vec::new());
@@ -107,5 +146,31 @@ fn a_kdc_has_a_port() {
         ("[fd00::1]:750", "[fd00::1]:750"),
     ] {
         assert_eq!(with_port(host), whole);
+    }
+}
+
+/// The message names what is wrong: no KDC, names without an address, or KDCs that do not answer.
+#[tokio::test]
+async fn a_kdc_that_is_not_found_is_named() {
+    for (kdcs, says) in [
+        ("", "no KDC of EXAMPLE.INVALID is known"),
+        (
+            "kdc = a.invalid",
+            "no KDC of EXAMPLE.INVALID has an address: `a.invalid` (",
+        ),
+        (
+            "kdc = a.invalid\nkdc = 127.0.0.1:1",
+            "answers on 127.0.0.1:1, `a.invalid` (",
+        ),
+    ] {
+        let mut tickets = tickets(vec![granting()]);
+        let text = format!("[realms]\nEXAMPLE.INVALID = {{\n{kdcs}\n}}\n");
+        tickets.config.parse(&text, 0);
+        let error = tickets
+            .kdc("EXAMPLE.INVALID")
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(says), "{error}");
     }
 }
