@@ -78,7 +78,7 @@ impl Client {
     }
 
     /// Does the same as [`connect`](Self::connect), and logs in by Kerberos. `server` is the name under which the
-    /// KDC knows the server.
+    /// KDC knows the server. Before the server is asked, the KDC may take the time of [`Tickets::for_server`].
     ///
     /// # Errors
     /// Those of `connect`, and [`Error::Kerberos`] if there is no ticket for the server.
@@ -91,8 +91,10 @@ impl Client {
         tickets: &Tickets,
         answer_limit: Duration,
     ) -> Result<Self, Error> {
+        // The limits of the KDC are its own, and not those of the server.
+        let tickets = tickets.for_server(server).await?;
         let transport = Transport::new(connection).answer_limit(answer_limit);
-        let login = Login::Tickets(tickets);
+        let login = Login::Tickets(&tickets);
         let established = handshake::establish(&transport, server, login).await?;
         Ok(Self::with_session(transport, established))
     }

@@ -1,11 +1,12 @@
 //! Logins by Kerberos, with the tickets that `kinit` leaves in a credential cache.
 //!
 //! The crate smb2 makes the messages of Kerberos. This module finds the cache and the KDC as MIT Kerberos does
-//! ([`config`]), reads the cache ([`cache`]), and says why a login by tickets is not possible.
+//! ([`config`]), reads the cache ([`cache`]), fetches the ticket for a server ([`service`]), and says why a login by tickets is not possible.
 
 mod cache;
 mod config;
 mod error;
+mod service;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -14,7 +15,7 @@ use std::{
 
 use smb2::{
     auth::{
-        KerberosCredentials,
+        KerberosAuthenticator, KerberosCredentials,
         kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal},
     },
     client::{Session, connection},
@@ -29,6 +30,8 @@ pub use self::error::KerberosError;
 
 /// Longest time for a KDC to accept a TCP connection, after which the next one is tried.
 const KDC_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest time for a KDC to answer. Without an answer by UDP the crate smb2 tries TCP after 33 s.
+const KDC_ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
 /// Port of the KDC.
 const KDC_PORT: u16 = 88;
 
@@ -128,38 +131,90 @@ impl Tickets {
         cache
     }
 
-    /// Logs in to `server` over a connection that has negotiated.
+    /// Returns these tickets with one for `server`, which the KDC gives unless it is there already.
     ///
     /// # Errors
-    /// The KDC gives no ticket for the server, or the server refuses it.
+    /// `server` is an address, no KDC is found, it does not answer within 45 s, or it gives no ticket for the server.
+    pub async fn for_server(&self, server: &str) -> Result<Self, KerberosError> {
+        if let Ok(address) = server.parse() {
+            return Err(KerberosError::Address { address });
+        }
+        let realm = &self.cache.default_principal.realm;
+        // A ticket for the server that is no longer valid is fetched again.
+        let now = SystemTime::now();
+        let mut cache = self.valid(now);
+        if cache.find_service_ticket("cifs", server, realm).is_none() {
+            let kdc = self.kdc(realm).await?;
+            let ticket = self.fetch(&cache, server, kdc, KDC_ANSWER_TIMEOUT).await?;
+            cache.credentials.push(ticket);
+        }
+        let mut tickets = self.clone();
+        tickets.cache = cache;
+        Ok(tickets)
+    }
+
+    /// Asks a KDC for a ticket.
+    async fn fetch(
+        &self,
+        cache: &CCache,
+        server: &str,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> Result<CcacheCredential, KerberosError> {
+        let realm = self.cache.default_principal.realm.clone();
+        let silent = |why: String| {
+            let realm = realm.clone();
+            KerberosError::Exchange {
+                realm,
+                address,
+                why,
+            }
+        };
+        let mut exchange = KerberosAuthenticator::new(self.credentials(address.to_string()));
+        let asking = timeout(limit, exchange.authenticate_from_ccache(cache, server));
+        let answer = asking
+            .await
+            .map_err(|_| silent(format!("no answer within {} s", limit.as_secs())))?;
+        answer.map_err(|error| match error {
+            smb2::Error::Io(_) | smb2::Error::Timeout | smb2::Error::Disconnected => {
+                silent(error.to_string())
+            }
+            smb2::Error::Auth { message } => refusal(&message, realm.clone(), server),
+            error => refusal(&error.to_string(), realm.clone(), server),
+        })?;
+        let granting = cache.find_tgt(&realm);
+        let ticket = granting.and_then(|granting| service::ticket(&exchange, granting, server));
+        ticket.ok_or_else(|| silent("its answer has no ticket".into()))
+    }
+
+    fn credentials(&self, kdc_address: String) -> KerberosCredentials {
+        let CcachePrincipal {
+            realm, components, ..
+        } = &self.cache.default_principal;
+        KerberosCredentials {
+            username: components.concat(),
+            password: String::new(),
+            realm: realm.clone(),
+            kdc_address,
+        }
+    }
+
+    /// Logs in to `server` over a connection that has negotiated. It asks the KDC if these tickets are not those of
+    /// [`for_server`](Self::for_server).
+    ///
+    /// # Errors
+    /// There is no ticket for the server, or the server refuses it.
     pub async fn log_in(
         &self,
         smb: &mut connection::Connection,
         server: &str,
     ) -> Result<Session, crate::Error> {
-        if let Ok(address) = server.parse() {
-            return Err(KerberosError::Address { address }.into());
-        }
-        let realm = self.cache.default_principal.realm.clone();
-        // A ticket for the server that is no longer valid is fetched again.
-        let cache = self.valid(SystemTime::now());
-        let has_ticket = cache.find_service_ticket("cifs", server, &realm).is_some();
-        let kdc = if has_ticket {
-            String::new()
-        } else {
-            self.kdc(&realm).await?.to_string()
-        };
-        let credentials = KerberosCredentials {
-            username: self.cache.default_principal.components.concat(),
-            password: String::new(),
-            realm: realm.clone(),
-            kdc_address: kdc,
-        };
-        let session = Session::setup_kerberos_from_ccache(smb, &credentials, server, &cache).await;
-        session.map_err(|error| match error {
-            smb2::Error::Auth { message } => refusal(&message, realm, server).into(),
-            error => error.into(),
-        })
+        let tickets = self.for_server(server).await?;
+        // The ticket is there, so no KDC is asked.
+        let credentials = self.credentials(String::new());
+        let session =
+            Session::setup_kerberos_from_ccache(smb, &credentials, server, &tickets.cache);
+        session.await.map_err(Into::into)
     }
 
     /// Returns the address of a KDC that answers.

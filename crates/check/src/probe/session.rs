@@ -46,7 +46,18 @@ pub(super) async fn query(
         },
         ..Session::default()
     };
-    let exchange = log_in(over, host, share, account, &mut session);
+    // The KDC has limits of its own.
+    let ready = match account {
+        Account::Tickets(tickets) => match tickets.for_server(host).await {
+            Ok(tickets) => &Account::Tickets(tickets),
+            Err(error) => {
+                session.login = Some(refusal(&error.into()));
+                return session;
+            }
+        },
+        account => account,
+    };
+    let exchange = log_in(over, host, share, ready, &mut session);
     session.login = match timeout(TIMEOUT, exchange).await {
         Ok(result) => result.err().map(|error| refusal(&error)),
         Err(_) => Some(Refusal {

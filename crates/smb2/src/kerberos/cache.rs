@@ -261,6 +261,13 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The shortest Ticket: tkt-vno, realm, sname and enc-part, of the right types.
+#[cfg(test)]
+pub(super) const TICKET: [u8; 44] = [
+    0x61, 42, 0x30, 40, 0xa0, 3, 2, 1, 5, 0xa1, 3, 0x1b, 1, b'R', 0xa2, 14, 0x30, 12, 0xa0, 3, 2,
+    1, 1, 0xa1, 5, 0x30, 3, 0x1b, 1, b's', 0xa3, 12, 0x30, 10, 0xa0, 3, 2, 1, 18, 0xa2, 3, 4, 1, 0,
+];
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -301,13 +308,6 @@ mod tests {
         ]
         .concat()
     }
-
-    /// The shortest Ticket: tkt-vno, realm, sname and enc-part, of the right types.
-    const TICKET: [u8; 44] = [
-        0x61, 42, 0x30, 40, 0xa0, 3, 2, 1, 5, 0xa1, 3, 0x1b, 1, b'R', 0xa2, 14, 0x30, 12, 0xa0, 3,
-        2, 1, 1, 0xa1, 5, 0x30, 3, 0x1b, 1, b's', 0xa3, 12, 0x30, 10, 0xa0, 3, 2, 1, 18, 0xa2, 3,
-        4, 1, 0,
-    ];
 
     fn cache(version: u16, credentials: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = version.to_be_bytes().to_vec();

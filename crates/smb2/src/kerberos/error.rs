@@ -1,6 +1,10 @@
 //! Why a login by Kerberos is not possible.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use thiserror::Error;
 
@@ -152,6 +156,19 @@ pub enum KerberosError {
         realm: String,
         /// The addresses.
         tried: String,
+    },
+    /// A KDC accepts connections, and does not answer a request.
+    #[error(
+        "the KDC of {realm} on {address} does not answer a request ({why}); check that its UDP and TCP port 88 pass \
+         firewalls in both directions"
+    )]
+    Exchange {
+        /// The realm.
+        realm: String,
+        /// The address of the KDC.
+        address: SocketAddr,
+        /// What happened in place of an answer.
+        why: String,
     },
     /// The KDC does not know the server.
     #[error(

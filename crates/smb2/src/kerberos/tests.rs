@@ -37,6 +37,24 @@ fn granting() -> CcacheCredential {
     }
 }
 
+/// Returns a Ticket with `more` bytes of what is encrypted.
+fn ticket(more: usize) -> Vec<u8> {
+    let element = |tag: u8, parts: &[&[u8]]| {
+        let contents = parts.concat();
+        let length = match contents.len() {
+            short @ 0..128 => vec![short as u8],
+            long @ 128..256 => vec![0x81, long as u8],
+            long => vec![0x82, (long >> 8) as u8, long as u8],
+        };
+        [&[tag], &*length, &contents].concat()
+    };
+    let cipher = element(0xa2, &[&element(4, &[&vec![0; more]])]);
+    let encrypted = element(0x30, &[&[0xa0, 3, 2, 1, 18], &cipher]);
+    let before = &cache::TICKET[4..30];
+    let fields = element(0x30, &[before, &element(0xa3, &[&encrypted])]);
+    element(0x61, &[&fields])
+}
+
 fn at(seconds: u32) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds.into())
 }
@@ -172,5 +190,51 @@ async fn a_kdc_that_is_not_found_is_named() {
             .unwrap_err()
             .to_string();
         assert!(error.contains(says), "{error}");
+    }
+}
+
+/// A KDC that accepts connections only, as behind a firewall that drops UDP.
+#[tokio::test]
+async fn a_kdc_that_does_not_answer_is_not_the_server() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _silent = std::net::UdpSocket::bind(address).unwrap();
+    let mut granting = granting();
+    granting.ticket = cache::TICKET.to_vec();
+    let tickets = tickets(vec![granting]);
+    let limit = Duration::from_millis(50);
+    let asked = tickets.fetch(&tickets.cache, "nas.example.org", address, limit);
+    let error = asked.await.unwrap_err().to_string();
+    let says = format!("the KDC of EXAMPLE.ORG on {address} does not answer a request (no answer");
+    assert!(error.starts_with(&says), "{error}");
+    assert!(error.contains("UDP and TCP port 88"), "{error}");
+}
+
+/// The crate makes the same message from a ticket in the cache as from one that the KDC gives.
+#[tokio::test]
+async fn the_ticket_of_an_exchange_is_that_for_the_server() {
+    for (key_etype, bytes) in [(17, 16), (18, 32), (23, 16)] {
+        // Lengths of one, two and three bytes.
+        for more in [0, 100, 1000] {
+            let service = CcacheCredential {
+                server: principal(&["cifs", "nas.example.org"]),
+                key_etype,
+                key_data: vec![7; bytes],
+                ticket: ticket(more),
+                ..granting()
+            };
+            let tickets = tickets(vec![granting(), service.clone()]);
+            let credentials = tickets.credentials(String::new());
+            let mut exchange = KerberosAuthenticator::new(credentials);
+            let asked = exchange.authenticate_from_ccache(&tickets.cache, "nas.example.org");
+            asked.await.unwrap();
+            let found = service::ticket(&exchange, &granting(), "nas.example.org").unwrap();
+            assert_eq!(found.ticket, service.ticket);
+            assert_eq!(found.key_data, service.key_data);
+            assert_eq!(found.key_etype, key_etype);
+            assert_eq!(found.server.components, service.server.components);
+            assert_eq!(found.server.realm, "EXAMPLE.ORG");
+            assert_eq!(found.endtime, granting().endtime);
+        }
     }
 }
