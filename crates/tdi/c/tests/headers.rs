@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{available, check_with_driver_kit, compile, options, source};
-use smbdirect_tdi_c::layout;
+use smbdirect_tdi_c::layout::{self, EaHeader};
 
 /// The headers with constants.
 const HEADERS: [&str; 5] = ["wdm.h", "ntstatus.h", "tdi.h", "tdikrnl.h", "tdistat.h"];
@@ -296,6 +296,24 @@ fn structures_in_rust_are_those_of_the_headers() {
         handler = "EventHandler",
         context = "EventContext"
     );
+    compare!(
+        layouts,
+        "TDI_REQUEST_KERNEL_QUERY_INFORMATION",
+        RequestQuery,
+        query_type = "QueryType",
+        request_connection_information = "RequestConnectionInformation"
+    );
+    // The name, which has any length, follows the header.
+    for (offset, field) in [
+        (offset_of!(EaHeader, next_entry_offset), "NextEntryOffset"),
+        (offset_of!(EaHeader, flags), "Flags"),
+        (offset_of!(EaHeader, name_length), "EaNameLength"),
+        (offset_of!(EaHeader, value_length), "EaValueLength"),
+        (size_of::<EaHeader>(), "EaName"),
+    ] {
+        let place = ("FILE_FULL_EA_INFORMATION".to_owned(), field.to_owned());
+        assert_eq!(offset, layouts[&place].0, "{field}");
+    }
 }
 
 #[test]
