@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     ffi::c_void,
     ptr,
-    sync::{LazyLock, Mutex},
+    sync::{
+        LazyLock, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use bytes::Buf;
@@ -27,8 +30,10 @@ struct Lent {
 // SAFETY: the chain describes the memory of the TSDU, and is only read.
 unsafe impl Send for Lent {}
 
-/// The TSDUs that are lent, by their descriptors, so that a TSDU that is returned twice does no harm.
+/// The TSDUs that are lent, by their descriptors. A descriptor is never used again, so a TSDU that is returned twice does
+/// no harm.
 static LENT: LazyLock<Mutex<HashMap<usize, Lent>>> = LazyLock::new(Mutex::default);
+static LAST_DESCRIPTOR: AtomicUsize = AtomicUsize::new(0);
 
 impl Lent {
     fn new(tsdu: ChainedTsdu) -> Self {
@@ -66,7 +71,7 @@ pub(crate) fn lend(
     let length = tsdu.len() as u32;
     let lent = Lent::new(tsdu);
     let chain = lent.chain.as_ptr();
-    let descriptor = chain as usize;
+    let descriptor = LAST_DESCRIPTOR.fetch_add(1, Ordering::Relaxed) + 1;
     // Another thread can return the TSDU before the handler has.
     lock(&LENT).insert(descriptor, lent);
     let status = handler(flags.bits(), length, chain, descriptor as *mut c_void);
