@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn, ready},
     pin::Pin,
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,13 +19,12 @@ use crate::{
     event::duration,
     files::{File, lock, of_handle, of_object},
     handlers::{ConnectionContext, EVENT_COUNT},
-    irp::{Cancel, IofCompleteRequest, Outcome, Request, cancel_flag, nt},
+    irp::{Cancel, Outcome, Request, is_cancelled, refuse},
     layout::{
-        Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation,
-        IoStatusBlock, Irp, Mdl, NtStatus, RequestData, RequestKernel, RequestQuery,
-        RequestSetEvent,
+        Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation, Irp,
+        Mdl, NtStatus, RequestData, RequestKernel, RequestQuery, RequestSetEvent,
     },
-    mdl::{Target, lend, spans},
+    mdl::{Target, lend, parts, spans},
     query,
 };
 
@@ -34,10 +33,10 @@ const ASSOCIATE_ADDRESS: u8 = 0x01;
 const DISASSOCIATE_ADDRESS: u8 = 0x02;
 const CONNECT: u8 = 0x03;
 const LISTEN: u8 = 0x04;
-const ACCEPT: u8 = 0x05;
+pub(crate) const ACCEPT: u8 = 0x05;
 const DISCONNECT: u8 = 0x06;
 const SEND: u8 = 0x07;
-const RECEIVE: u8 = 0x08;
+pub(crate) const RECEIVE: u8 = 0x08;
 const SET_EVENT_HANDLER: u8 = 0x0B;
 const QUERY_INFORMATION: u8 = 0x0C;
 const SET_INFORMATION: u8 = 0x0D;
@@ -70,14 +69,10 @@ pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus
         });
         let file = match file {
             Ok(file) => file,
-            Err(status) => {
-                (*irp).io_status = IoStatusBlock::new(nt(status), 0);
-                IofCompleteRequest(irp, 0);
-                return nt(status);
-            }
+            Err(status) => return refuse(irp, status),
         };
         let request = Request::new(irp, file.clone());
-        if cancel_flag(irp).load(Ordering::SeqCst) != 0 {
+        if is_cancelled(irp) {
             return request.run(ready((Status::CANCELLED, 0)), None);
         }
         let _context = runtime().enter();
@@ -166,15 +161,8 @@ fn now(outcome: Outcome) -> Result<Work, Status> {
 
 /// Copies the answer of a query. An answer that is longer than the client's memory is cut off.
 unsafe fn return_answer(mdl: *const Mdl, answer: &[u8]) -> Result<Outcome, Status> {
-    let mut room = 0;
-    let mut next = mdl;
-    while !next.is_null() && room < answer.len() {
-        // SAFETY: the caller promises a valid chain.
-        unsafe {
-            room += (*next).byte_count as usize;
-            next = (*next).next;
-        }
-    }
+    // SAFETY: the caller promises a valid chain.
+    let room: usize = unsafe { parts(mdl).map(|mdl| (*mdl).byte_count as usize).sum() };
     // SAFETY: as above.
     let target = unsafe { Target::new(mdl, room.min(answer.len()))? };
     let copied = target.write(answer);
@@ -263,23 +251,12 @@ fn established(file: &Arc<File>, requested: Requested, returned: Returned) -> Wo
     (Box::pin(work), Some(Arc::new(cancel)))
 }
 
-unsafe fn disconnect(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
+unsafe fn disconnect(file: &File, request: RequestKernel) -> Result<Work, Status> {
     let endpoint = file.endpoint()?;
     let flags = DisconnectFlags::from_bits_retain(request.flags);
     // SAFETY: the caller promises that the time-out is null or valid.
     let requested = endpoint.disconnect(flags, unsafe { timeout(&request) });
-    let is_abort = !flags.intersects(DisconnectFlags::RELEASE | DisconnectFlags::WAIT);
-    let file = Arc::downgrade(file);
-    let work = async move {
-        let result = requested.await;
-        if is_abort
-            && result.is_ok()
-            && let Some(endpoint) = file.upgrade().and_then(|file| file.endpoint().ok())
-        {
-            endpoint.context().cancel();
-        }
-        (result.err().unwrap_or(Status::SUCCESS), 0)
-    };
+    let work = async move { (requested.await.err().unwrap_or(Status::SUCCESS), 0) };
     Ok((Box::pin(work), None))
 }
 

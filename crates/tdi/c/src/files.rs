@@ -162,26 +162,30 @@ impl File {
     /// and no handler runs, unless the caller is itself a handler or a completion routine.
     fn clean_up(&self) {
         let _context = runtime().enter();
-        match &self.body {
+        let waits = !is_in_callback();
+        let endpoint = match &self.body {
             Body::Address { address, handlers } => {
                 handlers.remove_all();
-                drop(lock(address).take());
+                let address = lock(address).take();
+                drop(address);
+                None
             }
-            Body::Connection(endpoint) => {
-                let endpoint = lock(endpoint).take();
-                if let Some(endpoint) = endpoint {
-                    // The task of an acceptance has a handle, too. A connection ends with the last handle.
-                    endpoint.cancel();
-                    endpoint.context().cancel();
-                }
-            }
-            Body::ControlChannel => {}
+            Body::Connection(endpoint) => lock(endpoint).take(),
+            Body::ControlChannel => None,
+        };
+        if waits {
+            // Handlers run on the transport's thread, so none of this file's runs after this has run there. One that
+            // runs now may still return a request for this file, which is cancelled below.
+            let _ = wait_for(async {});
         }
-        if is_in_callback() {
+        if let Some(endpoint) = endpoint {
+            // The task of an acceptance has a handle, too. A connection ends with the last handle.
+            endpoint.cancel();
+            endpoint.context().cancel();
+        }
+        if !waits {
             return;
         }
-        // Handlers run on the transport's thread, so none of this file's runs after this has run there.
-        let _ = wait_for(async {});
         let pending = lock(&self.pending);
         let pending = self.idle.wait_while(pending, |pending| *pending > 0);
         drop(pending.unwrap_or_else(PoisonError::into_inner));

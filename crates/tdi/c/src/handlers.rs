@@ -1,6 +1,14 @@
 //! [`Handlers`]: the event handlers that a client has set on an address, called for the events of its endpoints.
 
-use std::{ffi::c_void, mem, ptr, sync::Mutex};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    mem, ptr,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use bytes::BytesMut;
 use smbdirect_tdi::{
@@ -10,11 +18,16 @@ use smbdirect_tdi::{
 };
 
 use crate::{
-    address, chained,
+    address::{self, Returned},
+    chained,
     device::call_client,
+    dispatch::{ACCEPT, RECEIVE},
     files::{lock, of_object},
-    irp::{Request, nt},
-    layout::{IoStackLocation, Irp, Mdl, NtStatus, RequestData},
+    irp::{Request, nt, refuse},
+    layout::{
+        IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, Irp, Mdl, NtStatus,
+        RequestData,
+    },
     mdl::Target,
 };
 
@@ -75,18 +88,22 @@ type SendPossible = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> NtSta
 /// The client's name for a connection, and the requests that its handlers have returned for it.
 pub(crate) struct ConnectionContext {
     value: usize,
-    /// The accept that the connect handler has returned.
-    accept: Mutex<Option<Request>>,
-    /// The receive that the receive handler has returned.
-    receive: Mutex<Option<(Request, Target)>>,
+    /// The accept that the connect handler has returned, and where it returns the address of the peer.
+    accept: Mutex<Option<(Request, Returned)>>,
+    /// The receives that the receive handler has returned: that of the connection, and those of earlier connections
+    /// whose completion is still to be reported.
+    receives: Mutex<HashMap<u64, (Request, Target)>>,
 }
 
+/// The number of the last receive that a handler has returned.
+static LAST_RECEIVE: AtomicU64 = AtomicU64::new(0);
+
 impl ConnectionContext {
-    pub(crate) const fn new(value: usize) -> Self {
+    pub(crate) fn new(value: usize) -> Self {
         Self {
             value,
             accept: Mutex::new(None),
-            receive: Mutex::new(None),
+            receives: Mutex::default(),
         }
     }
 
@@ -94,19 +111,22 @@ impl ConnectionContext {
         self.value as *mut c_void
     }
 
-    /// Completes the requests that handlers have returned as cancelled, because the connection was aborted.
+    /// Completes the requests that handlers have returned as cancelled, because the file was closed.
     pub(crate) fn cancel(&self) {
         let accept = lock(&self.accept).take();
-        let receive = lock(&self.receive).take();
-        drop((accept, receive));
+        let receives = mem::take(&mut *lock(&self.receives));
+        // The locks are free again when the routines of the client run.
+        drop((accept, receives));
     }
 
-    /// Completes the accept that the connect handler has returned.
-    fn complete_accept(&self, status: Status) {
-        let accept = lock(&self.accept).take();
-        if let Some(accept) = accept {
-            accept.complete((status, 0));
+    /// Keeps an accept until it completes. Returns it if there is an earlier one, which has not completed yet.
+    fn keep_accept(&self, accept: (Request, Returned)) -> Result<(), Request> {
+        let mut kept = lock(&self.accept);
+        if kept.is_some() {
+            return Err(accept.0);
         }
+        *kept = Some(accept);
+        Ok(())
     }
 }
 
@@ -159,26 +179,41 @@ impl Handlers {
     }
 }
 
-/// Takes over an IRP that a handler has returned. Its current stack location is that of the transport if the client
-/// has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.
+/// Takes over an IRP that a handler has returned for a request with this minor function. Its current stack location is
+/// that of the transport if the client has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.
+/// An IRP for something else completes here. Without a stack location, it stays the client's.
 ///
 /// # Safety
 /// The IRP is null or valid, and belongs to the transport from now on.
-unsafe fn returned(irp: *mut Irp) -> Option<(Request, *const IoStackLocation)> {
-    if irp.is_null() {
-        return None;
-    }
-    // SAFETY: the caller promises a valid IRP, which has at least one stack location.
+unsafe fn returned(irp: *mut Irp, minor: u8) -> Option<(Request, *const IoStackLocation)> {
+    // SAFETY: the caller promises a valid IRP, or null.
     unsafe {
+        if irp.is_null() || (*irp).kind != IO_TYPE_IRP || (*irp).stack_count < 1 {
+            return None;
+        }
         if (*irp).current_location > (*irp).stack_count {
             (*irp).current_location -= 1;
             (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
         }
         let location = (*irp).current_stack_location;
-        let file = of_object((*location).file_object).ok()?;
-        let request = Request::new(irp, file);
-        request.mark_pending(None);
-        Some((request, location))
+        let is_minor = (*location).major_function == IRP_MJ_INTERNAL_DEVICE_CONTROL
+            && (*location).minor_function == minor;
+        let file = of_object((*location).file_object);
+        match file.and_then(|file| {
+            is_minor
+                .then_some(file)
+                .ok_or(Status::INVALID_DEVICE_REQUEST)
+        }) {
+            Ok(file) => {
+                let request = Request::new(irp, file);
+                request.mark_pending(None);
+                Some((request, location))
+            }
+            Err(status) => {
+                refuse(irp, status);
+                None
+            }
+        }
     }
 }
 
@@ -217,7 +252,7 @@ impl Client<ConnectionContext> for Handlers {
             return ConnectAnswer::Refuse;
         }
         // SAFETY: the client returned the request of an accept.
-        let Some((request, _)) = (unsafe { returned(irp) }) else {
+        let Some((request, location)) = (unsafe { returned(irp, ACCEPT) }) else {
             return ConnectAnswer::Refuse;
         };
         let endpoint = match request.file().endpoint() {
@@ -231,13 +266,26 @@ impl Client<ConnectionContext> for Handlers {
             request.complete((Status::CONNECTION_ACTIVE, 0));
             return ConnectAnswer::Refuse;
         }
-        *lock(&endpoint.context().accept) = Some(request);
+        // SAFETY: the IRP belongs to the transport, and its parameters are those of an accept.
+        let [_, information, ..] = unsafe { (*location).parameters };
+        let accept = (request, Returned::new(information));
+        if let Err(request) = endpoint.context().keep_accept(accept) {
+            request.complete((Status::CONNECTION_ACTIVE, 0));
+            return ConnectAnswer::Refuse;
+        }
         ConnectAnswer::Accept(endpoint)
     }
 
     fn accept_completed(&self, endpoint: &Endpoint<ConnectionContext>, result: Result<(), Status>) {
         let status = result.err().unwrap_or(Status::SUCCESS);
-        endpoint.context().complete_accept(status);
+        let accept = lock(&endpoint.context().accept).take();
+        if let Some((request, returned)) = accept {
+            if result.is_ok() {
+                // SAFETY: the information belongs to the transport until the request completes.
+                unsafe { returned.write(endpoint.peer_addr().ok()) };
+            }
+            request.complete((status, 0));
+        }
     }
 
     fn receive(&self, endpoint: &Endpoint<ConnectionContext>, indication: Indication) -> Answer {
@@ -269,7 +317,7 @@ impl Client<ConnectionContext> for Handlers {
             return Answer::NotAccepted(taken);
         }
         // SAFETY: the client returned a receive.
-        match unsafe { returned_receive(irp, context) } {
+        match unsafe { returned_receive(irp, endpoint) } {
             Some(request) => Answer::TakenThenReceive(taken, request),
             None => Answer::NotAccepted(taken),
         }
@@ -280,7 +328,7 @@ impl Client<ConnectionContext> for Handlers {
         endpoint: &Endpoint<ConnectionContext>,
         completion: ReceiveCompletion,
     ) {
-        let posted = lock(&endpoint.context().receive).take();
+        let posted = lock(&endpoint.context().receives).remove(&completion.id.0);
         if let Some((request, target)) = posted {
             target.write(&completion.buffer[..completion.information]);
             request.complete((completion.status, completion.information));
@@ -361,19 +409,29 @@ impl Client<ConnectionContext> for Handlers {
 ///
 /// # Safety
 /// As [`returned`].
-unsafe fn returned_receive(irp: *mut Irp, context: &ConnectionContext) -> Option<ReceiveRequest> {
+unsafe fn returned_receive(
+    irp: *mut Irp,
+    endpoint: &Endpoint<ConnectionContext>,
+) -> Option<ReceiveRequest> {
+    let context = endpoint.context();
     // SAFETY: the promise is the same. The parameters are those of a receive.
     unsafe {
-        let (request, location) = returned(irp)?;
+        let (request, location) = returned(irp, RECEIVE)?;
+        let is_own = |other: &Endpoint<_>| ptr::eq(other.context(), context);
+        if !request.file().endpoint().is_ok_and(|other| is_own(&other)) {
+            request.complete((Status::INVALID_CONNECTION, 0));
+            return None;
+        }
         let data = (&raw const (*location).parameters)
             .cast::<RequestData>()
             .read();
         match Target::new((*irp).mdl_address, data.length as usize) {
             Ok(target) => {
                 let buffer = BytesMut::zeroed(target.len());
-                *lock(&context.receive) = Some((request, target));
+                let id = LAST_RECEIVE.fetch_add(1, Ordering::Relaxed) + 1;
+                lock(&context.receives).insert(id, (request, target));
                 Some(ReceiveRequest {
-                    id: RequestId(irp as u64),
+                    id: RequestId(id),
                     buffer,
                     flags: ReceiveFlags::from_bits_retain(data.flags),
                 })

@@ -8,10 +8,7 @@ use std::{
     ffi::c_void,
     future::Future,
     ptr,
-    sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     task::{Context, Poll, Waker},
 };
 
@@ -24,10 +21,10 @@ use crate::{
     files::File,
     layout::{
         DeviceObject, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, IoStatusBlock,
-        Irp, KEvent, MDL_PAGES_LOCKED, Mdl, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR,
-        SL_INVOKE_ON_SUCCESS, SL_PENDING_RETURNED,
+        Irp, KEvent, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS,
+        SL_PENDING_RETURNED,
     },
-    mdl::IoFreeMdl,
+    mdl::free_locked,
 };
 
 /// Maximum number of stack locations of an IRP. CurrentLocation, one more, is a CHAR.
@@ -50,14 +47,13 @@ fn cancels() -> MutexGuard<'static, HashMap<usize, Cancel>> {
     CANCELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the flag of an IRP that says that it was cancelled. Another thread can set it at any time while the transport
-/// has the IRP.
+/// Returns whether an IRP was cancelled.
 ///
 /// # Safety
-/// The IRP is valid while the flag is used.
-pub(crate) unsafe fn cancel_flag<'a>(irp: *mut Irp) -> &'a AtomicU8 {
-    // SAFETY: the caller promises a valid IRP. Here all accesses to the flag of an IRP in use are atomic.
-    unsafe { AtomicU8::from_ptr(&raw mut (*irp).cancel) }
+/// The IRP is valid.
+pub(crate) unsafe fn is_cancelled(irp: *mut Irp) -> bool {
+    // SAFETY: the caller promises a valid IRP.
+    unsafe { &(*irp).cancel }.load(Ordering::SeqCst) != 0
 }
 
 /// Returns a status as the headers declare it.
@@ -89,7 +85,8 @@ pub extern "C" fn IoAllocateIrp(stack_size: i8, _charge_quota: u8) -> *mut Irp {
 pub unsafe extern "C" fn IoInitializeIrp(irp: *mut Irp, size: u16, stack_size: i8) {
     let needed =
         size_of::<Irp>() + usize::from(stack_size.max(0) as u8) * size_of::<IoStackLocation>();
-    if irp.is_null() || stack_size > MAX_STACK_COUNT || usize::from(size) < needed {
+    let is_counted = (1..=MAX_STACK_COUNT).contains(&stack_size);
+    if irp.is_null() || !is_counted || usize::from(size) < needed {
         return;
     }
     // SAFETY: the caller promises memory of `size` bytes. Zeros are valid in every field. The stack begins after
@@ -165,22 +162,39 @@ pub unsafe extern "C" fn IoBuildDeviceIoControlRequest(
     irp
 }
 
-/// Submits a request.
+/// Submits a request. A request that no device of this package can take completes with STATUS_INVALID_PARAMETER, so that
+/// its client gets it back as always.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn IofCallDriver(device: *mut DeviceObject, irp: *mut Irp) -> NtStatus {
     // SAFETY: the caller promises a valid IRP that it owns.
     unsafe {
-        if irp.is_null() || (*irp).kind != IO_TYPE_IRP || (*irp).current_location <= 1 {
+        if irp.is_null() || (*irp).kind != IO_TYPE_IRP {
             return nt(Status::INVALID_PARAMETER);
         }
-        let Some(known) = Device::of(device) else {
-            return nt(Status::INVALID_PARAMETER);
-        };
-        (*irp).current_location -= 1;
-        (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
-        (*(*irp).current_stack_location).device_object = device;
-        dispatch::request(known, irp)
+        let has_location = (*irp).current_location > 1;
+        if has_location {
+            (*irp).current_location -= 1;
+            (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
+            (*(*irp).current_stack_location).device_object = device;
+        }
+        match Device::of(device) {
+            Some(known) if has_location => dispatch::request(known, irp),
+            _ => refuse(irp, Status::INVALID_PARAMETER),
+        }
     }
+}
+
+/// Completes an IRP that belongs to no file, and returns its status.
+///
+/// # Safety
+/// The IRP is valid, and its current stack location is that of the transport.
+pub(crate) unsafe fn refuse(irp: *mut Irp, status: Status) -> NtStatus {
+    // SAFETY: the caller promises a valid IRP.
+    unsafe {
+        (*irp).io_status = IoStatusBlock::new(nt(status), 0);
+        IofCompleteRequest(irp, 0);
+    }
+    nt(status)
 }
 
 /// Cancels a request. Returns whether it was pending in a state in which it can be cancelled.
@@ -191,7 +205,7 @@ pub unsafe extern "C" fn IoCancelIrp(irp: *mut Irp) -> u8 {
     }
     let mut cancels = cancels();
     // SAFETY: the caller promises that the IRP is not freed during this call.
-    unsafe { cancel_flag(irp) }.store(1, Ordering::SeqCst);
+    unsafe { &(*irp).cancel }.store(1, Ordering::SeqCst);
     let Some(cancel) = cancels.remove(&(irp as usize)) else {
         return 0;
     };
@@ -223,8 +237,7 @@ pub unsafe extern "C" fn IofCompleteRequest(irp: *mut Irp, _priority_boost: i8) 
             } else {
                 SL_INVOKE_ON_SUCCESS
             };
-            let is_cancelled = cancel_flag(irp).load(Ordering::SeqCst) != 0;
-            let cancelled = is_cancelled && (*location).control & SL_INVOKE_ON_CANCEL != 0;
+            let cancelled = (*location).control & SL_INVOKE_ON_CANCEL != 0 && is_cancelled(irp);
             if (*location).control & wanted != 0 || cancelled {
                 let device = if is_top {
                     ptr::null_mut()
@@ -254,12 +267,7 @@ pub unsafe extern "C" fn IofCompleteRequest(irp: *mut Irp, _priority_boost: i8) 
 unsafe fn finish(irp: *mut Irp) {
     // SAFETY: the caller promises a valid IRP, with a chain of valid descriptions.
     unsafe {
-        let mut mdl: *mut Mdl = (*irp).mdl_address;
-        while !mdl.is_null() && (*mdl).flags & MDL_PAGES_LOCKED != 0 {
-            let next = (*mdl).next;
-            IoFreeMdl(mdl);
-            mdl = next;
-        }
+        free_locked(irp);
         let (block, event, status) = ((*irp).user_iosb, (*irp).user_event, (*irp).io_status);
         if (*irp).allocation_flags & IRP_ALLOCATED != 0 {
             IoFreeIrp(irp);
@@ -281,8 +289,6 @@ pub(crate) struct Request {
 
 // SAFETY: the IRP belongs to the transport until the request completes.
 unsafe impl Send for Request {}
-// SAFETY: nothing reads the IRP through a shared reference.
-unsafe impl Sync for Request {}
 
 impl Request {
     /// Takes over an IRP whose current stack location is that of the transport.
@@ -317,7 +323,7 @@ impl Request {
         let Some(cancel) = cancel else { return };
         // SAFETY: as above. `IoCancelIrp` sets the flag under the lock, so either it is seen here, or `IoCancelIrp` finds
         // the entry.
-        if unsafe { cancel_flag(self.irp) }.load(Ordering::SeqCst) != 0 {
+        if unsafe { is_cancelled(self.irp) } {
             drop(cancels);
             cancel();
             return;

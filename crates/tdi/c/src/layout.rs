@@ -1,6 +1,6 @@
 //! The structures of the headers in `include`. `tests/headers.rs` compares their layouts.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, sync::atomic::AtomicU8};
 
 /// NTSTATUS, as the headers declare it.
 pub type NtStatus = i32;
@@ -208,7 +208,8 @@ pub struct Irp {
     pub pending_returned: u8,
     pub stack_count: i8,
     pub current_location: i8,
-    pub cancel: u8,
+    /// Another thread can set it at any time while the transport has the IRP.
+    pub cancel: AtomicU8,
     pub cancel_irql: u8,
     pub apc_environment: i8,
     pub allocation_flags: u8,

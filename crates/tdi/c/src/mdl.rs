@@ -1,6 +1,6 @@
 //! MDLs: descriptions of the client's memory, which can be chained, and how the transport lends that memory.
 
-use std::{ffi::c_void, ptr, ptr::NonNull, sync::Arc};
+use std::{ffi::c_void, iter, ptr, ptr::NonNull, sync::Arc};
 
 use bytes::Bytes;
 use smbdirect::Message;
@@ -39,14 +39,32 @@ pub unsafe extern "C" fn IoAllocateMdl(
     unsafe {
         mdl.write(description(address, length));
         if !irp.is_null() {
-            let mut place = &raw mut (*irp).mdl_address;
-            while secondary != 0 && !(*place).is_null() {
-                place = &raw mut (**place).next;
-            }
-            *place = mdl;
+            let first = &raw mut (*irp).mdl_address;
+            let last = parts(*first).filter(|_| secondary != 0).last();
+            *last.map_or(first, |last| &raw mut (*last.cast_mut()).next) = mdl;
         }
     }
     mdl
+}
+
+/// Frees the descriptions of an IRP's chain whose memory is locked, and leaves the others in the chain.
+///
+/// # Safety
+/// The IRP and its chain are valid.
+pub(crate) unsafe fn free_locked(irp: *mut Irp) {
+    // SAFETY: the caller promises a valid chain.
+    unsafe {
+        let mut place = &raw mut (*irp).mdl_address;
+        for mdl in parts(*place) {
+            let mdl = mdl.cast_mut();
+            if (*mdl).flags & MDL_PAGES_LOCKED != 0 {
+                *place = (*mdl).next;
+                IoFreeMdl(mdl);
+            } else {
+                place = &raw mut (*mdl).next;
+            }
+        }
+    }
 }
 
 /// Returns a description of memory that is not mapped.
@@ -141,6 +159,22 @@ unsafe fn start(mdl: *const Mdl) -> *mut u8 {
     }
 }
 
+/// Returns the descriptions of a chain, of which the next one is read before the caller gets one. A chain that leads
+/// back to itself ends after [`MAX_CHAIN`] descriptions.
+///
+/// # Safety
+/// The chain is null or valid while the iterator is used, except the descriptions that it has returned.
+pub(crate) unsafe fn parts(mdl: *const Mdl) -> impl Iterator<Item = *const Mdl> {
+    let mut next = mdl;
+    iter::from_fn(move || {
+        let mdl = (!next.is_null()).then_some(next)?;
+        // SAFETY: the caller promises a valid chain.
+        next = unsafe { (*mdl).next };
+        Some(mdl)
+    })
+    .take(MAX_CHAIN)
+}
+
 /// Memory of the client's: where it starts, and its length.
 pub(crate) type Span = (NonNull<u8>, usize);
 
@@ -151,26 +185,26 @@ pub(crate) type Span = (NonNull<u8>, usize);
 ///
 /// # Errors
 /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the chain is shorter.
-pub(crate) unsafe fn spans(mut mdl: *const Mdl, length: usize) -> Result<Vec<Span>, Status> {
+pub(crate) unsafe fn spans(mdl: *const Mdl, length: usize) -> Result<Vec<Span>, Status> {
     let (mut spans, mut left) = (Vec::new(), length);
-    for _ in 0..MAX_CHAIN {
+    // SAFETY: the caller promises a valid chain.
+    for mdl in unsafe { parts(mdl) } {
         if left == 0 {
-            return Ok(spans);
-        }
-        if mdl.is_null() {
             break;
         }
-        // SAFETY: the caller promises a valid chain.
-        let (start, count, next) = unsafe { (start(mdl), (*mdl).byte_count, (*mdl).next) };
+        // SAFETY: as above.
+        let (start, count) = unsafe { (start(mdl), (*mdl).byte_count) };
         let count = left.min(count as usize);
         if count > 0 {
             let start = NonNull::new(start).ok_or(Status::INVALID_PARAMETER)?;
             spans.push((start, count));
         }
         left -= count;
-        mdl = next;
     }
-    Err(Status::INVALID_PARAMETER)
+    if left > 0 {
+        return Err(Status::INVALID_PARAMETER);
+    }
+    Ok(spans)
 }
 
 /// A place for received data, in the memory of the client's.
@@ -178,8 +212,6 @@ pub(crate) struct Target(Vec<Span>);
 
 // SAFETY: the memory belongs to the transport until the request completes.
 unsafe impl Send for Target {}
-// SAFETY: nothing reads it through a shared reference.
-unsafe impl Sync for Target {}
 
 impl Target {
     /// Describes the first `length` bytes of a chain.
@@ -303,7 +335,8 @@ pub unsafe extern "C" fn TdiCopyBufferToMdl(
         unsafe { at.copy_from(source.wrapping_add(done), count) };
     };
     // SAFETY: the caller promises a valid chain, and a valid pointer.
-    unsafe { copy_along(mdl, mdl_offset, length, copied, copy) }
+    let (done, _) = unsafe { copy_along(mdl, mdl_offset, length, copied, copy) };
+    overflow_if(done < length as usize)
 }
 
 /// Copies from the memory that a chain describes into a buffer.
@@ -323,24 +356,36 @@ pub unsafe extern "C" fn TdiCopyMdlToBuffer(
     };
     let room = target_size.saturating_sub(target_offset);
     // SAFETY: the caller promises a valid chain, and a valid pointer.
-    unsafe { copy_along(mdl, mdl_offset, room, copied, copy) }
+    let (_, left) = unsafe { copy_along(mdl, mdl_offset, room, copied, copy) };
+    overflow_if(left > 0)
 }
 
-/// Calls `copy` for the parts of a chain after `offset` bytes, for `length` bytes or the rest of the chain.
+/// Returns the status of a copy, with which a part was not copied if the target has no room for it.
+const fn overflow_if(is_cut: bool) -> NtStatus {
+    nt(if is_cut {
+        Status::BUFFER_OVERFLOW
+    } else {
+        Status::SUCCESS
+    })
+}
+
+/// Calls `copy` for the parts of a chain after `offset` bytes, for `length` bytes or the rest of the chain. Returns the
+/// number of these bytes, and of those that the chain has after them.
 ///
 /// # Safety
 /// The chain is null or valid, and `copied` is null or valid.
 unsafe fn copy_along(
-    mut mdl: *const Mdl,
+    mdl: *const Mdl,
     offset: u32,
     length: u32,
     copied: *mut u32,
     copy: impl Fn(*mut u8, usize, usize),
-) -> NtStatus {
-    let (mut skip, mut done, length) = (offset as usize, 0, length as usize);
-    while !mdl.is_null() && done < length {
-        // SAFETY: the caller promises a valid chain.
-        let (start, count, next) = unsafe { (start(mdl), (*mdl).byte_count as usize, (*mdl).next) };
+) -> (usize, usize) {
+    let (mut skip, mut done, mut left, length) = (offset as usize, 0, 0, length as usize);
+    // SAFETY: the caller promises a valid chain.
+    for mdl in unsafe { parts(mdl) } {
+        // SAFETY: as above.
+        let (start, count) = unsafe { (start(mdl), (*mdl).byte_count as usize) };
         let skipped = skip.min(count);
         skip -= skipped;
         let part = (count - skipped).min(length - done);
@@ -348,16 +393,13 @@ unsafe fn copy_along(
             copy(start.wrapping_add(skipped), done, part);
         }
         done += part;
-        mdl = next;
+        left += count - skipped - part;
     }
     // SAFETY: the caller promises that it is null or valid.
     if let Some(copied) = unsafe { copied.as_mut() } {
         *copied = done as u32;
     }
-    if done < length && !mdl.is_null() {
-        return nt(Status::BUFFER_OVERFLOW);
-    }
-    nt(Status::SUCCESS)
+    (done, left)
 }
 
 /// Allocates memory.

@@ -19,7 +19,15 @@ use common::{available, check_with_driver_kit, compile, libraries, options, sour
 /// Longest time for a program, under valgrind too.
 const TIME_LIMIT: Duration = Duration::from_secs(100);
 /// The clients that run.
-const CLIENTS: [&str; 5] = ["sends", "requests", "events", "chained", "callbacks"];
+const CLIENTS: [&str; 7] = [
+    "sends",
+    "requests",
+    "events",
+    "chained",
+    "callbacks",
+    "returned",
+    "memory",
+];
 const DEVICES: [&str; 2] = ["loopback", "iwarp"];
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
@@ -214,6 +222,22 @@ fn chained_receives_lend_memory() {
 #[test]
 fn handlers_and_routines_may_call_the_transport() {
     run_all("callbacks");
+}
+
+//= TDI-CONN-06 test
+//= TDI-RECV-14 test
+//= TDI-CLOSE-01 test
+//= TDI-CLOSE-02 test
+//= TDI-DISC-07 test
+#[test]
+fn requests_of_handlers_complete_once() {
+    run_all("returned");
+}
+
+//= TDI-SEND-25 test
+#[test]
+fn memory_is_described_and_returned() {
+    run_all("memory");
 }
 
 #[test]
