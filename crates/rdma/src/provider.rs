@@ -12,10 +12,12 @@
 //! when it is created, and enters that span to log.
 
 use std::{
+    any::Any,
     fmt,
     future::Future,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -110,6 +112,38 @@ pub trait ProviderListener: Send + fmt::Debug {
     /// # Cancel safety
     /// Dropping the future loses no request.
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>>;
+
+    /// Asks `admission` about each peer that connects from now on, before anything is read from it or sent to it.
+    /// A provider whose requests arrive whole does nothing, as this default implementation does: the caller of
+    /// [`accept`](Self::accept) asks about requests without a [`place`](IncomingRequest::place).
+    fn set_admission(&mut self, admission: Admission) {
+        drop(admission);
+    }
+}
+
+/// Decides whether a peer may connect, by its address. Returns its place, or `None` to refuse the peer. Must not block.
+#[derive(Clone)]
+pub struct Admission(Arc<dyn Fn(SocketAddr) -> Option<Place> + Send + Sync>);
+
+/// What the owner of a listener keeps for a peer until the peer has a connection or is refused. A drop ends it.
+pub type Place = Box<dyn Any + Send + Sync>;
+
+impl Admission {
+    /// Creates an admission that asks `admit`.
+    pub fn new(admit: impl Fn(SocketAddr) -> Option<Place> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(admit))
+    }
+
+    /// Asks about the peer with this address.
+    pub fn admit(&self, peer: SocketAddr) -> Option<Place> {
+        (self.0)(peer)
+    }
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").finish_non_exhaustive()
+    }
 }
 
 /// A connection request that is not answered yet. Dropping it refuses the connection.
@@ -122,6 +156,8 @@ pub struct IncomingRequest {
     /// private data of the request may contain them, and the private data of the answer must then
     /// contain them too.
     pub knows_read_depths: bool,
+    /// The place of the peer, if the provider has asked an [`Admission`].
+    pub place: Option<Place>,
     /// Accepts the connection.
     pub accept: Box<
         dyn FnOnce(AcceptRequest) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send,

@@ -24,7 +24,7 @@ use smbdirect::{
     rdma::{
         memory::{DeregisterError, Registration},
         provider::{
-            BoxFuture, ConnectRequest, Connected, IncomingRequest, ProviderAttributes,
+            Admission, BoxFuture, ConnectRequest, Connected, IncomingRequest, ProviderAttributes,
             ProviderListener, QueuePair, Usage,
         },
         work::{Completion, ProviderError, Room, Teardown, WorkRequest},
@@ -105,6 +105,10 @@ struct CountingListener {
 impl ProviderListener for CountingListener {
     fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()
+    }
+
+    fn set_admission(&mut self, admission: Admission) {
+        self.inner.set_admission(admission);
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {

@@ -6,7 +6,7 @@ use std::{fmt, io, net::SocketAddr};
 use bytes::Bytes;
 use thiserror::Error;
 use tokio::net::ToSocketAddrs;
-use tracing::{Instrument, Span, field};
+use tracing::{Instrument, Span, debug, field};
 
 use crate::{
     connection::{Connection, encoded, look_up, no_address, read_depths},
@@ -14,7 +14,10 @@ use crate::{
     driver::now,
     engine::{self, Config, ConnectionError},
     rdma::{
-        provider::{AcceptRequest, IncomingRequest, Provider, ProviderListener, connection_span},
+        provider::{
+            AcceptRequest, Admission, IncomingRequest, Place, Provider, ProviderListener,
+            connection_span,
+        },
         work::ProviderError,
     },
     wire::{IrdOrd, ZeroDepth},
@@ -30,6 +33,7 @@ use crate::{
 pub struct IncomingListener {
     listener: Box<dyn ProviderListener>,
     read_depths: Option<IrdOrd>,
+    admission: Option<Admission>,
 }
 
 impl IncomingListener {
@@ -53,12 +57,26 @@ impl IncomingListener {
                     return Ok(Self {
                         listener,
                         read_depths: read_depths(provider),
+                        admission: None,
                     });
                 }
                 Err(why) => error = Some(why),
             }
         }
         Err(error.unwrap_or_else(no_address))
+    }
+
+    /// Asks `admission` about each peer that connects from now on. A peer that it refuses takes no resources: by iWARP
+    /// its TCP connection is closed before anything is read from it, and otherwise its connection request is
+    /// rejected. The place of a peer is dropped when [`Incoming::accept`] returns, or when the [`Incoming`] is dropped.
+    /// Only the first call has an effect.
+    #[must_use]
+    pub fn with_admission(mut self, admission: Admission) -> Self {
+        if self.admission.is_none() {
+            self.listener.set_admission(admission.clone());
+            self.admission = Some(admission);
+        }
+        self
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
@@ -77,12 +95,23 @@ impl IncomingListener {
     /// # Errors
     /// Fails when the provider cannot listen any more.
     pub async fn accept(&mut self) -> Result<Incoming, ProviderError> {
-        let request = self.listener.accept().await?;
-        Ok(Incoming {
-            span: connection_span(request.peer_addr),
-            request,
-            read_depths: self.read_depths,
-        })
+        loop {
+            let mut request = self.listener.accept().await?;
+            if request.place.is_none()
+                && let Some(admission) = &self.admission
+            {
+                let Some(place) = admission.admit(request.peer_addr) else {
+                    debug!(peer = %request.peer_addr, "a peer is not admitted");
+                    continue;
+                };
+                request.place = Some(place);
+            }
+            return Ok(Incoming {
+                span: connection_span(request.peer_addr),
+                request,
+                read_depths: self.read_depths,
+            });
+        }
     }
 }
 
@@ -120,6 +149,12 @@ impl Incoming {
         result
     }
 
+    /// Takes the place that the [`Admission`] of the listener has given the peer, to keep it longer than
+    /// [`accept`](Self::accept) does. `None` without an admission.
+    pub fn take_place(&mut self) -> Option<Place> {
+        self.request.place.take()
+    }
+
     /// Refuses the peer, as dropping this value does.
     pub fn refuse(self) {
         drop(self);
@@ -132,10 +167,11 @@ impl Incoming {
 
     async fn accept_in_span(self, config: Config) -> Result<Connection, AcceptError> {
         let Self {
-            request,
+            mut request,
             read_depths: own,
             ..
         } = self;
+        let _place = request.place.take();
         let mut engine = engine::Connection::passive(config.clone(), now());
         let depths = match IrdOrd::decode(&request.private_data) {
             _ if own.is_none() => None,

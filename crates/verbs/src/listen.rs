@@ -186,6 +186,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
         peer_addr: request.id().peer_addr()?,
         private_data: event.private_data,
         knows_read_depths,
+        place: None,
         accept: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
     })
 }

@@ -38,6 +38,7 @@ impl Request {
             peer_addr: self.from,
             private_data: mem::take(&mut self.private_data),
             knows_read_depths: true,
+            place: None,
             accept: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
         }
     }

@@ -510,6 +510,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
     receiver.join().unwrap();
 }
 
+mod admission;
 mod connecting;
 mod ending;
 mod frame_stream;

@@ -1,6 +1,10 @@
 //! The responder's side of the startup: accept TCP connections, read Requests, send Replies.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::{
@@ -26,7 +30,8 @@ use crate::{
         startup::{rejection, split_signature},
     },
     provider::{
-        AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, connection_span,
+        AcceptRequest, Admission, BoxFuture, Connected, IncomingRequest, Place, ProviderListener,
+        connection_span,
     },
     runtime::{OwnedTask, Receiver},
     work::{ProviderError, ProviderErrorKind},
@@ -37,6 +42,7 @@ use crate::{
 pub(super) struct IwarpListener {
     pub(super) local_addr: SocketAddr,
     pub(super) incoming: Receiver<IncomingRequest>,
+    pub(super) admission: Arc<OnceLock<Admission>>,
     pub(super) _task: OwnedTask,
 }
 
@@ -52,6 +58,11 @@ impl ProviderListener for IwarpListener {
             })
         })
     }
+
+    fn set_admission(&mut self, admission: Admission) {
+        // The first one stays.
+        let _ = self.admission.set(admission);
+    }
 }
 
 /// Time between two attempts to accept a connection after one failed.
@@ -61,6 +72,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 pub(super) async fn accept_all(
     listener: TcpListener,
     config: Arc<IwarpConfig>,
+    admission: Arc<OnceLock<Admission>>,
     incoming: mpsc::Sender<IncomingRequest>,
 ) {
     let mut half_open = JoinSet::new();
@@ -75,9 +87,21 @@ pub(super) async fn accept_all(
             accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
                 match accepted {
                     Ok((stream, peer)) => {
-                        let (incoming, drain_permits) = (incoming.clone(), drain_permits.clone());
-                        let reading = read_request(stream, config.clone(), incoming, drain_permits);
-                        half_open.spawn(reading.instrument(connection_span(canonical(peer))));
+                        let peer = canonical(peer);
+                        let place = match admission.get().map(|admission| admission.admit(peer)) {
+                            // It is refused before anything is read, and holds nothing.
+                            Some(None) => continue,
+                            Some(place) => place,
+                            None => None,
+                        };
+                        let half = HalfOpen {
+                            stream,
+                            place,
+                            config: config.clone(),
+                            drain_permits: drain_permits.clone(),
+                        };
+                        let reading = half.read_request(incoming.clone());
+                        half_open.spawn(reading.instrument(connection_span(peer)));
                     }
                     // The peer has ended the connection already. A pause would delay other peers.
                     Err(error) if is_of_one_peer(&error) => {
@@ -95,58 +119,70 @@ pub(super) async fn accept_all(
     }
 }
 
-/// Reads the Request of a peer and hands the peer to the listener.
-async fn read_request(
+/// A TCP connection whose peer has not sent its Request.
+struct HalfOpen {
     stream: TcpStream,
+    place: Option<Place>,
     config: Arc<IwarpConfig>,
-    incoming: mpsc::Sender<IncomingRequest>,
     drain_permits: Arc<Semaphore>,
-) {
-    let Ok(socket) = Socket::new(stream, &config) else {
-        return;
-    };
-    let peer_addr = socket.remote;
-    Span::current().record("local", field::display(socket.local));
-    //= MPA-30
-    let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
-    let request = match frame {
-        Some(Ok(request)) => request,
-        Some(Err(error)) => {
-            debug!(error = %error.to_error(), "no MPA Request");
-            //= MPA-13
-            if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
-                socket.try_send_frame(&rejection(None));
-                socket.drain_until_close(config.close_timeout).await;
+}
+
+impl HalfOpen {
+    /// Reads the Request of the peer and hands the peer to the listener.
+    async fn read_request(self, incoming: mpsc::Sender<IncomingRequest>) {
+        let Self {
+            stream,
+            place,
+            config,
+            drain_permits,
+        } = self;
+        let Ok(socket) = Socket::new(stream, &config) else {
+            return;
+        };
+        let peer_addr = socket.remote;
+        Span::current().record("local", field::display(socket.local));
+        //= MPA-30
+        let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
+        let request = match frame {
+            Some(Ok(request)) => request,
+            Some(Err(error)) => {
+                debug!(error = %error.to_error(), "no MPA Request");
+                //= MPA-13
+                if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
+                    socket.try_send_frame(&rejection(None));
+                    socket.drain_until_close(config.close_timeout).await;
+                }
+                return;
             }
-            return;
+            None => {
+                debug!("no MPA Request in time");
+                return;
+            }
+        };
+        //= MPA-16
+        if is_refused(&request) {
+            debug!("an MPA Request that cannot be granted");
+            socket.try_send_frame(&rejection(Some(&request)));
+            return socket.drain_until_close(config.close_timeout).await;
         }
-        None => {
-            debug!("no MPA Request in time");
-            return;
-        }
-    };
-    //= MPA-16
-    if is_refused(&request) {
-        debug!("an MPA Request that cannot be granted");
-        socket.try_send_frame(&rejection(Some(&request)));
-        return socket.drain_until_close(config.close_timeout).await;
+        let (private_data, _) = split_signature(&request);
+        let knows_read_depths = request.enhanced.is_some();
+        let pending_reply = PendingReply {
+            socket: Some(socket),
+            request,
+            config,
+            drain_permits,
+        };
+        let request = IncomingRequest {
+            peer_addr,
+            private_data,
+            knows_read_depths,
+            place,
+            accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
+        };
+        // If the listener is gone, the request is dropped here, which refuses the peer.
+        let _ = incoming.send(request).await;
     }
-    let (private_data, _) = split_signature(&request);
-    let knows_read_depths = request.enhanced.is_some();
-    let pending_reply = PendingReply {
-        socket: Some(socket),
-        request,
-        config,
-        drain_permits,
-    };
-    let request = IncomingRequest {
-        peer_addr,
-        private_data,
-        knows_read_depths,
-        accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
-    };
-    // If the listener is gone, the request is dropped here, which refuses the peer.
-    let _ = incoming.send(request).await;
 }
 
 /// A peer that waits for a Reply. Dropping this value refuses the peer.

@@ -118,10 +118,17 @@ impl Provider for Iwarp {
             let listener = listener.map_err(failed)?;
             let local_addr = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
-            let accepting = accept_all(listener, self.config.clone(), sender);
+            let admission = Arc::default();
+            let accepting = accept_all(
+                listener,
+                self.config.clone(),
+                Arc::clone(&admission),
+                sender,
+            );
             let listener = IwarpListener {
                 local_addr,
                 incoming: incoming.into(),
+                admission,
                 _task: OwnedTask::spawn(accepting),
             };
             Ok(Box::new(listener) as Box<dyn ProviderListener>)

@@ -28,6 +28,7 @@ pub(super) fn incoming(
         peer_addr: path.remote,
         private_data: request.private_data,
         knows_read_depths: true,
+        place: None,
         accept: Box::new(move |request| Box::pin(accept(owned, path, port, config, request))),
     }
 }
