@@ -2,12 +2,18 @@
 
 use std::{
     fmt, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
     str::FromStr,
+    thread,
+    time::Duration,
 };
 
 use socket2::{Domain, SockRef, Socket, Type};
 use thiserror::Error;
+use tokio::{
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
 
 use crate::{kind::Kind, text};
 
@@ -178,11 +184,23 @@ pub async fn resolve_listen(
     default_port: u16,
     families: Families,
 ) -> Result<SocketAddr, ResolveError> {
+    Ok(resolve_listen_all(address, default_port, families).await?[0])
+}
+
+/// Returns all addresses to listen on for `address`; without a host, the one for every address of `families`.
+///
+/// # Errors
+/// A name that has no address.
+pub(crate) async fn resolve_listen_all(
+    address: &Address,
+    default_port: u16,
+    families: Families,
+) -> Result<Vec<SocketAddr>, ResolveError> {
     if address.host.is_empty() {
         let port = address.port.unwrap_or(default_port);
-        return Ok(SocketAddr::new(families.every_address(), port));
+        return Ok(vec![SocketAddr::new(families.every_address(), port)]);
     }
-    Ok(resolve(address, default_port).await?[0])
+    resolve(address, default_port).await
 }
 
 /// A name without an address.
@@ -217,12 +235,54 @@ pub async fn resolve(
         host: address.host.clone(),
         error,
     };
-    let found = tokio::net::lookup_host((address.host.as_str(), port)).await;
-    let found: Vec<_> = found.map_err(failed)?.collect();
+    let found = look_up(&address.host, port).await.map_err(failed)?;
     if found.is_empty() {
         return Err(failed(io::Error::other("the system knows none")));
     }
     Ok(found)
+}
+
+/// Resolves `address` within `limit`.
+///
+/// # Errors
+/// A name that has no address, or whose look-up takes longer.
+pub(crate) async fn resolve_within(
+    limit: Duration,
+    address: &Address,
+    default_port: u16,
+) -> Result<Vec<SocketAddr>, ResolveError> {
+    let resolving = timeout(limit, resolve(address, default_port));
+    resolving.await.unwrap_or_else(|_| {
+        let what = format!("the system has not answered within {}", text::time(limit));
+        Err(ResolveError {
+            host: address.host.clone(),
+            error: io::Error::new(io::ErrorKind::TimedOut, what),
+        })
+    })
+}
+
+/// Maximum number of look-ups at the same time. Further ones wait.
+static LOOK_UPS: Semaphore = Semaphore::const_new(32);
+
+/// Looks up a host in a thread of its own. Unlike the look-up of tokio, it fails where no thread can be started, and
+/// does not panic.
+async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let permit = LOOK_UPS.acquire().await.expect("it is never closed");
+    let (found, answer) = oneshot::channel();
+    let host = host.to_owned();
+    thread::Builder::new()
+        .name("look-up".into())
+        .spawn(move || {
+            let addresses = (host.as_str(), port).to_socket_addrs();
+            // The caller may have stopped waiting.
+            let _ = found.send(addresses.map(Iterator::collect));
+            drop(permit);
+        })?;
+    let ended = |_| Err(io::Error::other("the look-up has ended without an answer"));
+    answer.await.unwrap_or_else(ended)
 }
 
 #[cfg(test)]

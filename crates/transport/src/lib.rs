@@ -17,6 +17,7 @@ mod explain;
 mod kind;
 mod negotiated;
 mod rdma;
+mod side_by_side;
 mod tcp;
 
 pub use addresses::{
@@ -29,4 +30,4 @@ pub use negotiated::{NegotiatedReport, version};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};
-pub use tcp::{connect_tcp, listen_tcp};
+pub use tcp::{check_transparent, connect_tcp, connect_tcp_from, listen_tcp, listen_tcp_all};

@@ -1,10 +1,14 @@
 //! Makes the provider of a kind of RDMA, and connects and listens by it.
 
-use std::{net::TcpListener, sync::Arc, time::Duration};
+use std::{
+    net::TcpListener,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, anyhow};
 use smbdirect::{
-    Config, Connection, Listener,
+    Config, Connection, IncomingListener, Listener,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
@@ -14,14 +18,16 @@ use smbdirect::{
 };
 #[cfg(target_os = "linux")]
 use smbdirect_verbs::{Unavailable, Verbs, VerbsConfig};
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
-    addresses::{Address, Families, resolve, resolve_listen},
+    addresses::{Address, Families, resolve_listen, resolve_listen_all, resolve_within},
     connection::peer_span,
-    explain::{explain_connect, explain_listen},
+    explain::{explain_connect, explain_listen, unanswered},
     kind::Kind,
-    tcp::local_congestion_control,
+    side_by_side::first_of,
+    tcp::{bind_all, local_congestion_control},
 };
 
 /// The kind of RDMA, and the settings of each kind.
@@ -109,13 +115,18 @@ impl Rdma {
         self.provider.attributes().name
     }
 
-    /// Connects to the first address of `address` that answers.
+    /// Connects to the first address of `address` that answers, within the active negotiation timeout of `config`, the
+    /// look-up included. Several addresses are tried side by side.
     ///
     /// # Errors
-    /// The last address failed: the reason, and what to try.
+    /// No address answered: the reason of the one that failed last, and what to try.
     pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
-        let mut last = None;
-        for address in resolve(address, self.provider.attributes().default_port).await? {
+        let limit = config.active_negotiation_timeout;
+        let began = Instant::now();
+        let port = self.provider.attributes().default_port;
+        let addresses = resolve_within(limit, address, port).await?;
+        let first = addresses[0];
+        let connecting = first_of(addresses, |address| async move {
             let connecting = Connection::connect(&*self.provider, address, config.clone());
             let error = match connecting.await {
                 Ok(connection) => return Ok(connection),
@@ -123,9 +134,11 @@ impl Rdma {
             };
             let fault = explain_connect(self.kind, &error, address, self.connect_timeout).await;
             peer_span(address).in_scope(|| debug!("{fault:#}"));
-            last = Some(fault);
-        }
-        Err(last.expect("a name has at least one address"))
+            Err(fault)
+        });
+        let left = limit.saturating_sub(began.elapsed()) + EXPLAINING;
+        let connected = timeout(left, connecting).await;
+        connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
     }
 
     /// Listens on `address`; without a host, on every address of the machine.
@@ -140,7 +153,28 @@ impl Rdma {
             .await
             .map_err(|error| explain_listen(&error, self.kind, address))
     }
+
+    /// Listens on each address of `address`; without a host, on every address of the machine. Logs the addresses on
+    /// which it cannot listen.
+    ///
+    /// # Errors
+    /// It can listen on none of them: the reason, and what to try.
+    pub async fn listen_all(&self, address: &Address) -> Result<Vec<IncomingListener>> {
+        let families = Families::of(self.kind);
+        let port = self.provider.attributes().default_port;
+        let addresses = resolve_listen_all(address, port, families).await?;
+        let bound = bind_all(addresses, async |address| {
+            let listener = IncomingListener::bind(&*self.provider, address).await;
+            let listener = listener.map_err(|error| explain_listen(&error, self.kind, address))?;
+            let port = listener.local_addr().port();
+            Ok((listener, port))
+        });
+        bound.await
+    }
 }
+
+/// Time that an attempt may take beyond the limit of connecting, to find out why it failed.
+const EXPLAINING: Duration = Duration::from_millis(1500);
 
 #[cfg(target_os = "linux")]
 fn verbs(settings: RdmaSettings) -> Result<Arc<dyn Provider>> {

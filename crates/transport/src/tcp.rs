@@ -3,19 +3,23 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
 };
+use tracing::warn;
 
 use crate::{
-    addresses::{Address, Families, accept_ipv4, resolve, resolve_listen},
+    addresses::{
+        Address, Families, accept_ipv4, resolve_listen, resolve_listen_all, resolve_within,
+    },
     explain::{cannot_listen, limit_cure, unanswered},
+    side_by_side::first_of,
     text,
 };
 
@@ -63,34 +67,92 @@ fn tcp_socket(address: SocketAddr) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Connects by plain TCP to the first address of `address` that answers.
+/// Connects by plain TCP to the first address of `address` that answers, within `limit`, the look-up included. Several
+/// addresses are tried side by side.
 ///
 /// # Errors
-/// The last address failed: the reason, and what to try.
+/// No address answered: the reason of the one that failed last, and what to try.
 pub async fn connect_tcp(
     address: &Address,
     default_port: u16,
     limit: Duration,
 ) -> Result<TcpStream> {
-    let mut last = None;
-    for address in resolve(address, default_port).await? {
-        let connecting = async { tcp_socket(address)?.connect(address).await };
-        let fault = match timeout(limit, connecting).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => anyhow!(
-                "nothing listens on {address} ({}); start the server there, or check the port",
-                text::plain(&error)
-            ),
-            Ok(Err(error)) => anyhow!(
-                "{address} cannot be reached: {}; {}",
-                text::plain(&error),
-                limit_cure(&error).unwrap_or("check the address and the route to it")
-            ),
-            Err(_) => unanswered(address, limit),
-        };
-        last = Some(fault);
+    connect_tcp_from(None, address, default_port, limit).await
+}
+
+/// Connects as [`connect_tcp`] does, from the address `source` with a free port, which may belong to another machine
+/// (IP_TRANSPARENT of Linux).
+///
+/// # Errors
+/// As [`connect_tcp`], and if the system does not permit the address.
+pub async fn connect_tcp_from(
+    source: Option<IpAddr>,
+    address: &Address,
+    default_port: u16,
+    limit: Duration,
+) -> Result<TcpStream> {
+    let began = Instant::now();
+    let mut addresses = resolve_within(limit, address, default_port).await?;
+    if let Some(source) = source {
+        addresses.retain(|address| address.is_ipv4() == source.is_ipv4());
+        let family = if source.is_ipv4() { "IPv4" } else { "IPv6" };
+        ensure!(
+            !addresses.is_empty(),
+            "{address} has no {family} address, which a connection from {source} needs"
+        );
     }
-    Err(last.expect("a name has at least one address"))
+    let first = addresses[0];
+    let connecting = first_of(addresses, |address| async move {
+        let connected = async { socket_from(source, address)?.connect(address).await };
+        connected
+            .await
+            .map_err(|error| cannot_connect(&error, address))
+    });
+    let left = limit.saturating_sub(began.elapsed());
+    let connected = timeout(left, connecting).await;
+    connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
+}
+
+/// Returns a socket to connect to `address`, from `source` if it is given.
+fn socket_from(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = tcp_socket(address)?;
+    if let Some(source) = source {
+        be_transparent(&socket)?;
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    Ok(socket)
+}
+
+/// Permits the socket to have an address of another machine. The option of IPv4 also has this effect on a socket of
+/// IPv6.
+#[cfg(target_os = "linux")]
+fn be_transparent(socket: &TcpSocket) -> io::Result<()> {
+    SockRef::from(socket).set_ip_transparent_v4(true)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn be_transparent(_: &TcpSocket) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Checks that this process may connect from the address of another machine (IP_TRANSPARENT of Linux, which needs
+/// CAP_NET_ADMIN or CAP_NET_RAW).
+///
+/// # Errors
+/// The error of the system.
+pub fn check_transparent() -> io::Result<()> {
+    be_transparent(&TcpSocket::new_v4()?)
+}
+
+fn cannot_connect(error: &io::Error, address: SocketAddr) -> anyhow::Error {
+    let text = text::plain(error);
+    if error.kind() == io::ErrorKind::ConnectionRefused {
+        return anyhow!(
+            "nothing listens on {address} ({text}); start the server there, or check the port"
+        );
+    }
+    let cure = limit_cure(error).unwrap_or("check the address and the route to it");
+    anyhow!("{address} cannot be reached: {text}; {cure}")
 }
 
 /// Listens on `address` for plain TCP; without a host, on every address of the machine.
@@ -98,7 +160,57 @@ pub async fn connect_tcp(
 /// # Errors
 /// The reason, and what to try.
 pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
-    let address = resolve_listen(address, default_port, Families::Both).await?;
+    bind(resolve_listen(address, default_port, Families::Both).await?)
+}
+
+/// Listens on each address of `address` for plain TCP; without a host, on every address of the machine. Logs the
+/// addresses on which it cannot listen.
+///
+/// # Errors
+/// It can listen on none of them: the reason, and what to try.
+pub async fn listen_tcp_all(address: &Address, default_port: u16) -> Result<Vec<TcpListener>> {
+    let addresses = resolve_listen_all(address, default_port, Families::Both).await?;
+    let bound = bind_all(addresses, async |address| {
+        let listener = bind(address)?;
+        let port = listener.local_addr()?.port();
+        Ok((listener, port))
+    });
+    bound.await
+}
+
+/// Binds each address, and logs those that fail. With port 0, all of them have the port that the first one picked.
+///
+/// # Errors
+/// All of them fail; the error is that of the first one.
+pub(crate) async fn bind_all<T>(
+    addresses: Vec<SocketAddr>,
+    bind: impl AsyncFn(SocketAddr) -> Result<(T, u16)>,
+) -> Result<Vec<T>> {
+    let (mut bound, mut faults) = (Vec::new(), Vec::new());
+    let mut picked = None;
+    for mut address in addresses {
+        if address.port() == 0 {
+            address.set_port(picked.unwrap_or(0));
+        }
+        match bind(address).await {
+            Ok((listener, port)) => {
+                picked = Some(port);
+                bound.push(listener);
+            }
+            Err(fault) => faults.push(fault),
+        }
+    }
+    if bound.is_empty() {
+        return Err(faults.swap_remove(0));
+    }
+    for fault in faults {
+        warn!("{fault:#}; the other addresses of this name are used");
+    }
+    Ok(bound)
+}
+
+/// Listens on an address for plain TCP.
+fn bind(address: SocketAddr) -> Result<TcpListener> {
     let bind = || {
         let socket = tcp_socket(address)?;
         // As tokio does, so that a server can start again while old connections are in TIME_WAIT.
