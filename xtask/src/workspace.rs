@@ -69,15 +69,21 @@ impl Workspace {
         Ok(self.target_directory.join("doc").join(name))
     }
 
-    /// Why the JSON in `path` cannot be read, if it has another format than this program knows.
+    /// Why the JSON in `path` is not read, if it has another format than this program knows. `SMBDIRECT_REQUIRE_TOOLS`
+    /// makes that an error.
     pub(crate) fn other_format(path: &Path) -> Result<Option<String>> {
         let Format { format_version } = serde_json::from_str(&read(path)?)?;
-        Ok((format_version != FORMAT_VERSION).then(|| {
-            format!(
-                "skipped: this compiler writes format {format_version} of rustdoc's JSON, and xtask reads format \
-                 {FORMAT_VERSION}"
-            )
-        }))
+        if format_version == FORMAT_VERSION {
+            return Ok(None);
+        }
+        let reason = format!(
+            "this compiler writes format {format_version} of rustdoc's JSON, and xtask reads format {FORMAT_VERSION}"
+        );
+        ensure!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "{reason}; use the toolchain of rust-toolchain.toml, or another version of rustdoc-types in xtask"
+        );
+        Ok(Some(format!("skipped: {reason}")))
     }
 
     /// Reads the JSON in `path`.
