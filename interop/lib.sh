@@ -34,6 +34,11 @@ skip() {
   exit 77
 }
 
+# skip_part WHY...: skips a part of the case.
+skip_part() {
+  if [ -n "${SMBDIRECT_REQUIRE_LAB:-}" ]; then fail "$*"; else say "skipped: $*"; fi
+}
+
 # need TOOL...: skips the case if one of the tools is missing.
 need() {
   [ "$(id -u)" = 0 ] || skip "network namespaces need root"
@@ -74,16 +79,19 @@ begin() {
 end() {
   local status=${1:-$?}
   trap - EXIT
+  case $status in
+    0 | 77 | 130) ;;
+    *) [ "$failures" != 0 ] || fail "a command ended the case with status $status" ;;
+  esac
   [ "$failures" = 0 ] || status=1
   local pid
   for pid in "${pids[@]}"; do stop "$pid"; done
   ip netns del "$ns" 2>/dev/null || true
-  if [ $status = 0 ] && [ -z "${SMBDIRECT_KEEP:-}" ]; then
-    rm -rf "$work"
-  elif [ $status != 0 ]; then
-    say "logs are in $work"
-  fi
-  exit $status
+  case $status in
+    0 | 77) [ -n "${SMBDIRECT_KEEP:-}" ] || rm -rf "$work" ;;
+    *) say "logs are in $work" ;;
+  esac
+  exit "$status"
 }
 
 inside() { ip netns exec "$ns" "$@"; }
