@@ -400,6 +400,33 @@ whole_parts() {
   echo "$total"
 }
 
+# only_pattern PATTERN FILE...: checks that each byte of the files is that of the pattern at the same place, and prints how
+# many bytes there are, or what differs. Ranges that the client had not written are holes; any other bytes there,
+# even zeros, are an error.
+only_pattern() {
+  python3 - "$@" <<'PYTHON'
+import os, sys
+pattern = open(sys.argv[1], "rb").read()
+wrong, total = [], 0
+for name in sys.argv[2:]:
+    with open(name, "rb") as file:
+        size, at = os.fstat(file.fileno()).st_size, 0
+        while at < size:
+            try:
+                begin = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            file.seek(begin)
+            data = file.read(at - begin)
+            total += len(data)
+            if data != pattern[begin:at]:
+                wrong.append(f"{name} differs in its {len(data)} bytes at {begin}")
+print("; ".join(wrong) or f"{total} bytes in {len(sys.argv) - 2} files")
+sys.exit(bool(wrong))
+PYTHON
+}
+
 # events LOG EVENT FIELD: prints the value of FIELD in each event of type EVENT, one per line.
 events() {
   python3 - "$1.json" "$2" "$3" <<'PYTHON'
