@@ -7,9 +7,12 @@
 //!
 //! End the server and start it again while the client runs.
 
-use std::{error::Error, io, time::Duration};
+use std::{error::Error, time::Duration};
 
-use smbdirect::{Config, ConnectError, Connection, Iwarp, IwarpConfig, Message};
+use smbdirect::{
+    Config, ConnectError, Connection, ConnectionError, Iwarp, IwarpConfig, Message, SendError,
+};
+use thiserror::Error as ThisError;
 use tokio::time::{sleep, timeout};
 
 /// Longest time for the answer to a request.
@@ -48,15 +51,15 @@ impl Client {
     /// Sends a request until it is answered. A server may therefore see it twice.
     ///
     /// # Errors
-    /// Fails if there is no use in trying again, because the server speaks another protocol, for example.
-    pub(crate) async fn request(&mut self, request: &str) -> Result<Message, ConnectError> {
+    /// Fails if there is no use in trying again, because the server speaks another protocol or takes no request of this
+    /// length, for example.
+    pub(crate) async fn request(&mut self, request: &str) -> Result<Message, Failure> {
         let mut pause = PAUSES.0;
         loop {
             match self.try_request(request).await {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Connect(error)) if !error.is_retryable() => return Err(error),
-                Err(Failure::Connect(error)) => println!("{error}; trying again in {pause:?}"),
-                Err(Failure::Request(error)) => println!("{error}; trying again in {pause:?}"),
+                Err(failure) if !failure.is_retryable() => return Err(failure),
+                Err(failure) => println!("{failure}; trying again in {pause:?}"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -67,9 +70,7 @@ impl Client {
         // A connection that fails is not put back: a late answer must not be taken for that of the next request.
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => Connection::connect(&self.provider, &self.address, Config::default())
-                .await
-                .map_err(Failure::Connect)?,
+            None => Connection::connect(&self.provider, &self.address, Config::default()).await?,
         };
         let exchange = async {
             connection.send(request.to_owned())?.await?;
@@ -77,16 +78,33 @@ impl Client {
         };
         let answer = timeout(REQUEST_TIMEOUT, exchange)
             .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(Failure::Request)?;
+            .unwrap_or(Err(Failure::TimedOut))?;
         self.connection = Some(connection);
         Ok(answer)
     }
 }
 
 /// Why an attempt failed.
-enum Failure {
-    Connect(ConnectError),
-    /// Every error of the library converts into this one.
-    Request(io::Error),
+#[derive(Debug, ThisError)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Send(#[from] SendError),
+    #[error(transparent)]
+    Lost(#[from] ConnectionError),
+    #[error("no answer within {REQUEST_TIMEOUT:?}")]
+    TimedOut,
+}
+
+impl Failure {
+    fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_retryable(),
+            Self::Lost(error) | Self::Send(SendError::Connection(error)) => error.is_retryable(),
+            // A message that is too long now is too long later, too.
+            Self::Send(_) => false,
+            Self::TimedOut => true,
+        }
+    }
 }

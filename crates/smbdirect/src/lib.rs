@@ -55,7 +55,7 @@
 //! | Does a slow client delay [`accept`](Listener::accept)? | No. Each peer negotiates in a task of its own, and one that fails is logged. An error of `accept` is one of the listener: it has ended. To refuse or configure peers one by one, use [`IncomingListener`]. |
 //! | How does a connection end? | [`close`](Connection::close), or drop the last handle: both send what was submitted first. [`recv`](Connection::recv) then returns [`ConnectionError::Closed`] at the peer. [`closed`](Connection::closed) waits for the end. A peer whose process was killed may also look as if it had closed. |
 //! | Which calls are cancel-safe? | All. A `select!` or a timeout around `accept` or `recv` loses nothing, and a dropped [`Sending`] or [`Writing`] is still sent. |
-//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s to be accepted, a keepalive after 120 s without a message, 5 s for credits from a peer that does not receive, and 5 s for the end of `close`. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
+//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s for a peer to negotiate, a keepalive after 120 s without a message, 5 s for its answer, and 5 s for credits from a peer that does not receive. `close` waits as long as submitted work completes within the interval of keepalives. [`IwarpConfig`] has shorter ones: 10 s for an address that does not answer, and 5 s for the end of TCP after a close. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
 //! | Is an error worth a retry? | [`ConnectionError::is_retryable`] and [`ConnectError::is_retryable`] say so; [`ConnectionError`] has a table of reasons. |
 //! | One type of error? | Every error converts to `std::io::Error`. [`SendError`] and [`TransferFault`] take a [`ConnectionError`] by `?`. |
 //! | How long may a message be? | [`Negotiated::max_fragmented_send_size`], 1 MiB by default; the receiver sets it by [`Settings::max_fragmented_receive_size`]. |
@@ -154,8 +154,8 @@
 //!
 //! | step | calls |
 //! |---|---|
-//! | exchange the startup frames of MPA | [`Initiator::new(&HandshakeConfig::default(), &Bytes::new())`](rdma::iwarp::handshake::Initiator): send `request()`, and give what arrives to `handle_bytes(&bytes)?` until it returns an `Established`, whose `into_stream` is the stream. The other end has a [`Responder`](rdma::iwarp::handshake::Responder) |
-//! | begin | [`engine::Connection::active`] or `passive`, `stream.post(engine.negotiate_receive())`, `engine.handle_connected(stream.limits())` |
+//! | exchange the startup frames of MPA | [`Initiator::new(&HandshakeConfig::default(), &Bytes::new())`](rdma::iwarp::handshake::Initiator): send `request()`, and give what arrives to `handle_bytes(&bytes)?` until it returns an `Established`, whose `into_stream(engine.negotiate_receive())` is the stream. The other end has a [`Responder`](rdma::iwarp::handshake::Responder) |
+//! | begin | [`engine::Connection::active`] or `passive` before `into_stream`, then `engine.handle_connected(stream.limits())` |
 //! | bytes to the socket | while `stream.prepare() > 0`: `transmit_slices(&mut slices)` fills in `IoSlice`s and returns their number, and `transmitted(count)` takes the number of bytes written |
 //! | bytes from the socket | `stream.handle_bytes`, and `handle_end` at its end |
 //! | time | `engine.poll_timeout` is when to call `handle_timeout` |

@@ -1,7 +1,7 @@
 //! Local limits, timers and policy: [`Settings`] are filled in by the caller, and [`Config`] holds
 //! settings that have been checked.
 
-use std::{ops::Deref, time::Duration};
+use std::{io, ops::Deref, time::Duration};
 
 use thiserror::Error;
 
@@ -47,8 +47,8 @@ pub struct Settings {
     pub keepalive_interval: Duration,
     /// Longest time to wait for the peer's answer to a keepalive. The default is 5 s.
     pub keepalive_response_timeout: Duration,
-    /// Negotiation Timer of the connecting side: limits connecting and negotiating together. The default
-    /// is 120 s.
+    /// Negotiation Timer of the connecting side: limits the look-up of a host name, connecting and negotiating
+    /// together, for all addresses of the peer. The default is 120 s.
     pub active_negotiation_timeout: Duration,
     /// Negotiation Timer of the accepting side: limits the negotiation. The default is 5 s.
     pub passive_negotiation_timeout: Duration,
@@ -191,6 +191,12 @@ pub enum ConfigError {
         /// Name of the setting.
         setting: &'static str,
     },
+}
+
+impl From<ConfigError> for io::Error {
+    fn from(error: ConfigError) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, error)
+    }
 }
 
 impl Config {

@@ -1,5 +1,7 @@
 //! The IRD/ORD header in the private data of iWARP connections (section 6): 8 bytes, big-endian.
 
+use std::io;
+
 use bytes::BufMut;
 use thiserror::Error;
 
@@ -23,6 +25,12 @@ pub struct IrdOrd {
 pub struct ZeroDepth {
     ird: u32,
     ord: u32,
+}
+
+impl From<ZeroDepth> for io::Error {
+    fn from(error: ZeroDepth) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
 }
 
 impl IrdOrd {

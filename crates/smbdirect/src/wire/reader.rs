@@ -1,5 +1,7 @@
 //! [`Reader`], a bounds-checked cursor over little-endian fields, and [`DecodeError`].
 
+use std::io;
+
 use thiserror::Error;
 
 /// Why bytes are not a well-formed message.
@@ -34,6 +36,12 @@ pub enum DecodeError {
         /// Bytes received.
         length: usize,
     },
+}
+
+impl From<DecodeError> for io::Error {
+    fn from(error: DecodeError) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
 }
 
 /// Reads little-endian fields from the start of a slice whose length has been checked.
