@@ -307,7 +307,7 @@ pub struct ProviderError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProviderErrorKind {
-    /// The address cannot be reached or used.
+    /// The address cannot be reached or used, or the host name cannot be looked up.
     Address,
     /// Another listener uses the address.
     InUse,
@@ -327,7 +327,8 @@ pub enum ProviderErrorKind {
     OtherProtocol,
     /// The peer reports that this end violated the protocol. The description holds its report.
     Terminated,
-    /// An operation on this machine failed.
+    /// An operation on this machine failed. If the system refused it, [`ProviderError::os_error`] has the number, such as
+    /// `EMFILE` (too many open files), `ENOBUFS` or `ENOMEM` (too little memory).
     Local,
 }
 
@@ -351,8 +352,11 @@ impl ProviderErrorKind {
     /// Returns whether a later attempt to connect to the same address may succeed.
     ///
     /// A host that is down, a listener that does not run or has no room, and a network that lost packets may be back
-    /// later. An address in use, a violation of the protocol, another protocol and a failure on this machine last
-    /// until a person changes something.
+    /// later. So may a host name that cannot be looked up: the system does not tell an unknown name apart from a name
+    /// server that does not answer. An address in use, a violation of the protocol, another protocol and a failure on
+    /// this machine last until a person changes something. A program that can wait until this machine has room again
+    /// looks at [`ProviderError::os_error`]: too many open files are `EMFILE` or `ENFILE`, and too little memory is
+    /// `ENOBUFS` or `ENOMEM`.
     pub const fn is_retryable(self) -> bool {
         match self {
             Self::Address

@@ -9,7 +9,7 @@ use tokio::net::ToSocketAddrs;
 use tracing::{Instrument, Span, debug, field};
 
 use crate::{
-    connection::{Connection, encoded, look_up, no_address, read_depths},
+    connection::{Connection, Failure, encoded, look_up, read_depths},
     deadline::within,
     driver::now,
     engine::{self, Config, ConnectionError},
@@ -44,13 +44,13 @@ impl IncomingListener {
     /// Dropping the future stops listening.
     ///
     /// # Errors
-    /// Fails if the provider cannot listen on any of the addresses, with the error of the last one, or if a host name
-    /// cannot be looked up.
+    /// Fails if the provider cannot listen on any of the addresses, or if a host name cannot be looked up. The error of
+    /// several addresses is chosen as in [`Connection::connect`].
     pub async fn bind(
         provider: &dyn Provider,
         address: impl ToSocketAddrs,
     ) -> Result<Self, ProviderError> {
-        let mut error = None;
+        let mut failure = Failure::new(|error: &ProviderError| error.kind.is_retryable());
         for address in look_up(address).await? {
             match provider.listen(address).await {
                 Ok(listener) => {
@@ -60,10 +60,10 @@ impl IncomingListener {
                         admission: None,
                     });
                 }
-                Err(why) => error = Some(why),
+                Err(error) => failure.add(address, error),
             }
         }
-        Err(error.unwrap_or_else(no_address))
+        Err(failure.into_error())
     }
 
     /// Asks `admission` about each peer that connects from now on. A peer that it refuses takes no resources: by iWARP

@@ -66,8 +66,8 @@ impl Listener {
     /// Dropping the future stops listening.
     ///
     /// # Errors
-    /// Fails if the provider cannot listen on any of the addresses, with the error of the last one, or if a host name
-    /// cannot be looked up.
+    /// Fails if the provider cannot listen on any of the addresses, or if a host name cannot be looked up. The error of
+    /// several addresses is chosen as in [`Connection::connect`].
     pub async fn bind(
         provider: &dyn Provider,
         address: impl ToSocketAddrs,
@@ -115,7 +115,8 @@ impl Listener {
     /// Dropping the future loses no connection.
     ///
     /// # Errors
-    /// Fails when the provider cannot listen any more. Every later call also fails.
+    /// Fails when the provider cannot listen any more. Every later call also fails, and peers that have not negotiated
+    /// by then get no connection.
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
         self.connections.recv().await.unwrap_or_else(failed_before)
     }
@@ -170,6 +171,8 @@ async fn listen(
             Ok(incoming) => incoming,
             Err(error) => {
                 warn!(%error, "listening ends");
+                // No connection follows the error.
+                tasks.shutdown().await;
                 // The listener may be dropped, and then the error has no recipient.
                 let _ = connections.send(Err(error)).await;
                 return;

@@ -1,8 +1,9 @@
 //! The addresses that `connect` and `bind` take.
 
-use std::{io, net::SocketAddr};
+use std::{fmt, io, net::SocketAddr};
 
 use tokio::net::{ToSocketAddrs, lookup_host};
+use tracing::debug;
 
 use crate::rdma::work::{ProviderError, ProviderErrorKind};
 
@@ -16,15 +17,45 @@ pub(crate) async fn look_up(
     lookup_host(addresses).await.map_err(not_found)
 }
 
-/// Returns the error of a host name without an address.
-pub(crate) fn no_address() -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Address, "the host name has no address")
+/// The error of several addresses that were tried in turn: the first after which a later attempt may succeed, or else
+/// the first.
+#[derive(Debug)]
+pub(crate) struct Failure<E> {
+    error: Option<E>,
+    is_retryable: fn(&E) -> bool,
+}
+
+impl<E: fmt::Display + From<ProviderError>> Failure<E> {
+    pub(crate) fn new(is_retryable: fn(&E) -> bool) -> Self {
+        Self {
+            error: None,
+            is_retryable,
+        }
+    }
+
+    /// Records the error of an address.
+    pub(crate) fn add(&mut self, address: SocketAddr, error: E) {
+        debug!(%address, %error, "an address failed");
+        let is_retryable = self.is_retryable;
+        let known = self.error.as_ref();
+        if known.is_none_or(|known| !is_retryable(known) && is_retryable(&error)) {
+            self.error = Some(error);
+        }
+    }
+
+    /// Returns the error of the whole attempt.
+    pub(crate) fn into_error(self) -> E {
+        self.error.unwrap_or_else(|| {
+            let what = "there is no address to try: the list of addresses is empty";
+            ProviderError::new(ProviderErrorKind::Local, what).into()
+        })
+    }
 }
 
 fn not_found(error: io::Error) -> ProviderError {
     let what = format!("the address cannot be looked up: {error}");
-    // A text that is not an address fails at every attempt, but a host name that is unknown now may be known
-    // later.
+    // A text that is not an address fails at every attempt. A host name that is unknown now may be known later: the
+    // system does not tell it apart from a name server that does not answer, as while a machine starts.
     let kind = if error.kind() == io::ErrorKind::InvalidInput {
         ProviderErrorKind::Local
     } else {

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -14,7 +15,7 @@ use tracing::{Instrument, field};
 
 use super::{
     ConnectError, Connection,
-    addresses::{look_up, no_address},
+    addresses::{Failure, look_up},
 };
 #[cfg(feature = "metrics")]
 use crate::metrics;
@@ -38,8 +39,9 @@ impl Connection {
     /// `address` is what [`tokio::net::TcpStream::connect`] takes: `"server.example:5445"`, a [`SocketAddr`], a host name
     /// or an IP address with a port, or a slice of addresses. Each address is tried in turn until one negotiates.
     ///
-    /// Gives up on an address after
-    /// [`active_negotiation_timeout`](crate::Settings::active_negotiation_timeout).
+    /// Gives up after [`active_negotiation_timeout`](crate::Settings::active_negotiation_timeout), which includes the
+    /// look-up and all addresses. Over iWARP, [`connect_timeout`](crate::IwarpConfig::connect_timeout) limits the time
+    /// for one address.
     ///
     /// When the future resolves, the peer does not hold credits yet: the first message carries them, or an empty message
     /// after 20 ms. The task of the connection sends it, so the runtime has to run from now on. A `current_thread` runtime
@@ -60,7 +62,9 @@ impl Connection {
     /// closed in the background.
     ///
     /// # Errors
-    /// Returns whether RDMA or SMB Direct failed at the last address, and why, or that a host name cannot be looked up.
+    /// Returns whether RDMA or SMB Direct failed, and why, or that a host name cannot be looked up. If all of several
+    /// addresses failed, returns the first error that [is retryable](ConnectError::is_retryable), or else the first
+    /// one. Each error is logged at the level `debug`.
     pub async fn connect(
         provider: &dyn Provider,
         address: impl ToSocketAddrs,
@@ -84,24 +88,32 @@ impl Connection {
         address: impl ToSocketAddrs,
         config: Config,
     ) -> Result<Self, ConnectError> {
-        let mut error = None;
-        for address in look_up(address).await? {
-            match Self::connect_to(provider, address, &config).await {
+        let (begun, limit) = (now(), config.active_negotiation_timeout);
+        let addresses = within(limit, look_up(address)).await;
+        let addresses = addresses.unwrap_or_else(|| Err(timed_out("address was found")))?;
+        let mut failure = Failure::new(ConnectError::is_retryable);
+        for address in addresses {
+            match Self::connect_to(provider, address, &config, begun).await {
                 Ok(connection) => return Ok(connection),
-                Err(why) => error = Some(why),
+                Err(error) => failure.add(address, error),
+            }
+            if now() - begun >= limit {
+                break;
             }
         }
-        Err(error.unwrap_or_else(|| no_address().into()))
+        Err(failure.into_error())
     }
 
+    /// Connects to one address. The attempt with all addresses has begun at `begun`.
     async fn connect_to(
         provider: &dyn Provider,
         address: SocketAddr,
         config: &Config,
+        begun: Instant,
     ) -> Result<Self, ConnectError> {
         let span = connection_span(address);
         let connecting = async {
-            let mut engine = engine::Connection::active(config.clone(), now());
+            let mut engine = engine::Connection::active(config.clone(), begun);
             let receive = engine.negotiate_receive();
             let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
             let request = ConnectRequest {
@@ -110,10 +122,12 @@ impl Connection {
                 receive,
             };
             //= SMBD-3.1.4.1-06
-            let connecting = provider.connect(request);
-            let connected = within(config.active_negotiation_timeout, connecting)
+            let left = config
+                .active_negotiation_timeout
+                .saturating_sub(now() - begun);
+            let connected = within(left, provider.connect(request))
                 .await
-                .unwrap_or_else(|| Err(no_rdma_connection()))
+                .unwrap_or_else(|| Err(timed_out("RDMA connection was made")))
                 //= SMBD-3.1.4.1-08
                 .map_err(ConnectError::Provider)?;
             span.record("local", field::display(connected.local_addr));
@@ -182,9 +196,9 @@ pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
     private_data.freeze()
 }
 
-/// Returns the error of an attempt whose Negotiation Timer ran out before RDMA was connected.
-fn no_rdma_connection() -> ProviderError {
-    let what = "no RDMA connection before the Negotiation Timer ran out";
+/// Returns the error of an attempt whose Negotiation Timer ran out before RDMA was connected. `what` did not happen.
+fn timed_out(what: &str) -> ProviderError {
+    let what = format!("no {what} before the Negotiation Timer ran out");
     ProviderError::new(ProviderErrorKind::TimedOut, what)
 }
 

@@ -8,7 +8,7 @@ mod handle;
 mod memory_region;
 mod transfer;
 
-pub(crate) use addresses::{look_up, no_address};
+pub(crate) use addresses::{Failure, look_up};
 pub use error::{ConnectError, ReadError, RegisterAllError, TrySendError};
 pub(crate) use establish::{encoded, read_depths};
 pub use handle::{Connection, MessageOptions};

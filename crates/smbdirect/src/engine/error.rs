@@ -151,7 +151,7 @@ pub enum Expired {
 /// |---|---|---|
 /// | `Closed` | yes | the peer may have been restarted, or closes idle connections |
 /// | `TimedOut` | yes | the peer was stopped or overloaded, or the network lost the messages |
-/// | `Provider` | as [`ProviderErrorKind::is_retryable`](crate::rdma::work::ProviderErrorKind::is_retryable) | a peer that is down or unreachable may come back; one that speaks another protocol stays as it is |
+/// | `Provider` | as [`ProviderErrorKind::is_retryable`](crate::rdma::work::ProviderErrorKind::is_retryable) | a peer that is down, unreachable or not known to the name server may come back; one that speaks another protocol stays as it is |
 /// | `Refused` with `INSUFFICIENT_RESOURCES` | yes | the peer has no room for the connection now |
 /// | `Refused` with another status, `RefusedPeer`, `Violation` | no | the two ends have no common version, or one has a bug |
 /// | `ClosedHere`, `Aborted` | no | this program ended the connection |

@@ -513,6 +513,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
 mod admission;
 mod connecting;
 mod ending;
+mod failing;
 mod frame_stream;
 mod memory;
 mod read_depths;

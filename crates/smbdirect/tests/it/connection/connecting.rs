@@ -5,8 +5,8 @@ use std::{future::poll_fn, io, net::SocketAddr, pin::Pin, sync::Arc, time::Durat
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use smbdirect::{
-    Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener, Message,
-    SendError, Settings,
+    Access, BufferDescriptorV1, Config, ConnectError, Connection, ConnectionError,
+    IncomingListener, Listener, Message, SendError, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
@@ -231,14 +231,20 @@ async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
 
     let none: &[SocketAddr] = &[];
     let failures = [
-        Connection::connect(&*provider, none, Config::default()).await,
-        Connection::connect(&*provider, "a.invalid:5445", Config::default()).await,
+        (
+            Connection::connect(&*provider, none, Config::default()).await,
+            ProviderErrorKind::Local,
+        ),
+        (
+            Connection::connect(&*provider, "a.invalid:5445", Config::default()).await,
+            ProviderErrorKind::Address,
+        ),
     ];
-    for failed in failures {
+    for (failed, kind) in failures {
         let Err(ConnectError::Provider(error)) = failed else {
             panic!("{failed:?}");
         };
-        assert_eq!(error.kind, ProviderErrorKind::Address, "{error}");
+        assert_eq!(error.kind, kind, "{error}");
     }
     let failed = Connection::connect(&*provider, &[unused][..], Config::default()).await;
     let Err(ConnectError::Provider(error)) = failed else {
@@ -263,7 +269,8 @@ async fn every_call_converts_to_an_io_error(provider: Arc<dyn Provider>) {
     async fn program(provider: &dyn Provider) -> io::Result<()> {
         let mut listener = Listener::bind(provider, "127.0.0.1:0", Config::default()).await?;
         let at = listener.local_addr();
-        let client = Connection::connect(provider, at, Config::default()).await?;
+        let config = Config::new(Settings::default())?;
+        let client = Connection::connect(provider, at, config).await?;
         let server = listener.accept().await?;
         client.send(String::from("a string"))?.await?;
         client.send([1, 2, 3])?.await?;
@@ -273,7 +280,9 @@ async fn every_call_converts_to_an_io_error(provider: Arc<dyn Provider>) {
             assert_eq!(server.recv().await?.into_bytes(), expected);
         }
         let region = client.register(BytesMut::zeroed(8), Access::REMOTE_WRITE)?;
-        let to = [region.descriptor()];
+        let to = [BufferDescriptorV1::from_bytes(
+            &region.descriptor().to_bytes(),
+        )?];
         server.write(&to, 0, vec![1; 4]).await?;
         server.write(&to, 4, "text").await?;
         server.send("written")?.await?;
