@@ -21,7 +21,7 @@ use smbdirect::{
     engine::{Connection, Event, MessageId},
     rdma::iwarp::{
         Stream,
-        handshake::{HandshakeConfig, Initiator, Responder},
+        handshake::{Established, HandshakeConfig, Initiator, Responder},
     },
 };
 
@@ -52,7 +52,7 @@ fn ask(mut socket: TcpStream) -> Result<()> {
         }
     };
     let engine = Connection::active(Config::default(), Instant::now());
-    let mut end = End::new(socket, established.into_stream(), engine);
+    let mut end = End::new(socket, established, engine);
     while !matches!(end.next_event()?, Event::Negotiated(_)) {}
     end.send("a request")?;
     println!("the server has answered {:?}", end.receive()?);
@@ -71,7 +71,7 @@ fn serve(mut socket: TcpStream) -> Result<()> {
     let (reply, established) = request.accept(&Bytes::new(), None);
     socket.write_all(&reply)?;
     let engine = Connection::passive(Config::default(), Instant::now());
-    let mut end = End::new(socket, established.into_stream(), engine);
+    let mut end = End::new(socket, established, engine);
     assert_eq!(end.receive()?, "a request");
     end.send("a reply")?;
     match end.receive() {
@@ -88,9 +88,8 @@ struct End {
 }
 
 impl End {
-    fn new(socket: TcpStream, mut stream: Stream, mut engine: Connection) -> Self {
-        // On the passive end, the first receive has to be there before the peer may send.
-        stream.post(engine.negotiate_receive());
+    fn new(socket: TcpStream, established: Established, mut engine: Connection) -> Self {
+        let stream = established.into_stream(engine.negotiate_receive());
         engine.handle_connected(stream.limits());
         Self {
             socket,
@@ -128,8 +127,11 @@ impl End {
         while self.stream.prepare() > 0 {
             let mut slices = [IoSlice::new(&[]); 16];
             let count = self.stream.transmit_slices(&mut slices);
-            let written = self.socket.write_vectored(&slices[..count])?;
-            self.stream.transmitted(written);
+            match self.socket.write_vectored(&slices[..count]) {
+                Ok(written) => self.stream.transmitted(written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -144,7 +146,7 @@ impl End {
         match self.socket.read_vectored(&mut slices) {
             Ok(0) => self.stream.handle_end(),
             Ok(count) => self.stream.received(count),
-            Err(error) if is_timeout(&error) => {}
+            Err(error) if is_no_failure(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -186,7 +188,12 @@ impl End {
 /// Reads the next bytes of a startup frame.
 fn read_some(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 1024];
-    let count = socket.read(&mut bytes)?;
+    let count = loop {
+        match socket.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => break result?,
+        }
+    };
     bytes.truncate(count);
     if bytes.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -194,10 +201,10 @@ fn read_some(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether no bytes arrived in time.
-fn is_timeout(error: &io::Error) -> bool {
+/// Whether no bytes arrived in time, or a signal interrupted the wait.
+fn is_no_failure(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
     )
 }

@@ -14,6 +14,7 @@ use crate::{
 
 /// The reason why a stream broke.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum StreamError {
     /// MPA: the CRC of an FPDU is wrong.
     #[error(transparent)]

@@ -5,7 +5,10 @@
 //!
 //! ```
 //! use bytes::Bytes;
-//! use smbdirect_rdma::iwarp::handshake::{HandshakeConfig, Initiator, Responder};
+//! use smbdirect_rdma::{
+//!     iwarp::handshake::{HandshakeConfig, Initiator, Responder},
+//!     work::{WorkId, WorkRequest},
+//! };
 //!
 //! let config = HandshakeConfig::default();
 //! let mut initiator = Initiator::new(&config, &Bytes::from_static(b"hello"));
@@ -18,10 +21,13 @@
 //! let at_initiator = initiator.handle_bytes(&reply)?.expect("it is complete");
 //!
 //! // Now work requests go in and completions come out.
-//! let (client, server) = (at_initiator.into_stream(), at_responder.into_stream());
+//! let receive = || WorkRequest::Receive { id: WorkId(1), length: 1024, count: 1 };
+//! let (client, server) = (at_initiator.into_stream(receive()), at_responder.into_stream(receive()));
 //! assert_eq!(client.limits(), server.limits());
 //! # Ok::<(), smbdirect_rdma::iwarp::handshake::HandshakeError>(())
 //! ```
+
+use std::io;
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -33,7 +39,7 @@ use super::{
     startup::{Agreement, MpaCrc, MpaPreferences, ReplyFault, rejection, split_signature},
     stream::Stream,
 };
-use crate::work::{ProviderError, ProviderErrorKind};
+use crate::work::{ProviderError, ProviderErrorKind, WorkRequest};
 
 /// The settings of this end for the startup.
 #[derive(Clone, Debug)]
@@ -72,9 +78,10 @@ impl HandshakeConfig {
 /// The error of a startup.
 #[derive(Clone, Debug, Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct HandshakeError {
     /// The reason.
-    #[source]
+    // It is not the source, because the text of this error is that of the reason.
     pub error: ProviderError,
     /// The bytes to send before the transport is closed. They tell the peer the reason, and are often empty.
     pub last_bytes: Bytes,
@@ -84,6 +91,10 @@ pub struct HandshakeError {
 #[derive(Clone, Debug)]
 pub struct Established {
     /// The parameters of the stream, which [`into_stream`](Self::into_stream) uses.
+    ///
+    /// Towards another implementation than this library, [`max_fpdu`](StreamConfig::max_fpdu) suits TCP over IPv4 on
+    /// Ethernet with time stamps: 1448 bytes of data in a segment. An adapter may require that no FPDU is longer than a
+    /// segment, so lower it for a transport with shorter segments, such as IPv6, a tunnel or a path with a smaller MTU.
     pub config: StreamConfig,
     /// The private data of the peer's upper layer; empty at a responder, whose [`Request`] has it.
     pub private_data: Bytes,
@@ -276,8 +287,15 @@ impl Established {
     }
 
     /// Returns the stream that begins after the startup.
-    pub fn into_stream(self) -> Stream {
+    ///
+    /// `receive` is the receive for the first message of the peer, as [`Stream::post`] takes it. A message may have
+    /// arrived together with the startup frame, and a message without a receive ends the stream.
+    ///
+    /// # Panics
+    /// Panics if `receive` is a Read, as `post` does, and no Read may be posted.
+    pub fn into_stream(self, receive: WorkRequest) -> Stream {
         let mut stream = Stream::new(&self.config);
+        stream.post(receive);
         stream.handle_bytes(&self.rest);
         stream
     }
@@ -298,9 +316,16 @@ impl From<HandshakeError> for ProviderError {
     }
 }
 
-/// The size of a TCP segment over IPv4 on Ethernet, in bytes. FPDUs towards another implementation are no longer,
-/// because it may require one FPDU a segment.
-const ETHERNET_MSS: u32 = 1460;
+impl From<HandshakeError> for io::Error {
+    fn from(error: HandshakeError) -> Self {
+        error.error.into()
+    }
+}
+
+/// The data of a TCP segment over IPv4 on Ethernet, in bytes: 1500 without 20 for each header and 12 for the time stamps
+/// that most systems send. FPDUs towards another implementation are no longer, because it may require one FPDU a
+/// segment.
+const ETHERNET_MSS: u32 = 1448;
 
 /// The most bytes that wait for the transport.
 const MAX_BACKLOG: usize = 1024 * 1024;
@@ -341,12 +366,23 @@ fn assert_fits(private_data: &Bytes) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+
     use super::*;
+    use crate::work::{Completion, Inline, WorkId};
 
     fn request_of(initiator: &Initiator) -> Request {
         let mut responder = Responder::new(&HandshakeConfig::default());
         let request = responder.handle_bytes(&initiator.request());
         request.unwrap().expect("it is complete")
+    }
+
+    fn receive() -> WorkRequest {
+        WorkRequest::Receive {
+            id: WorkId(1),
+            length: 100,
+            count: 1,
+        }
     }
 
     fn initiator(private_data: &'static str) -> Initiator {
@@ -375,8 +411,8 @@ mod tests {
         assert!(at_initiator.config.initiator && !at_responder.config.initiator);
         assert!(at_initiator.config.crc && at_responder.config.crc);
         assert_eq!(
-            at_initiator.into_stream().limits(),
-            at_responder.into_stream().limits()
+            at_initiator.into_stream(receive()).limits(),
+            at_responder.into_stream(receive()).limits()
         );
     }
 
@@ -388,7 +424,50 @@ mod tests {
         let mut bytes = reply.to_vec();
         Fpdu::encode(&[b"no RDMAP message"], at_responder.config.crc, &mut bytes);
         let established = initiator.handle_bytes(&bytes).unwrap().unwrap();
-        assert!(established.into_stream().is_broken());
+        assert!(established.into_stream(receive()).is_broken());
+    }
+
+    #[test]
+    fn a_message_that_arrives_with_a_frame_finds_its_receive() {
+        let mut initiator = initiator("");
+        let (reply, _) = request_of(&initiator).accept(&Bytes::new(), None);
+        let at_initiator = initiator.handle_bytes(&reply).unwrap().unwrap();
+        let mut stream = at_initiator.into_stream(receive());
+        stream.post(WorkRequest::Send {
+            id: WorkId(2),
+            header: Inline::new(),
+            payload: "a message".into(),
+            invalidate: None,
+        });
+        let mut bytes = initiator.request().to_vec();
+        while stream.prepare() > 0 {
+            let mut slices = [IoSlice::new(&[]); 8];
+            let count = stream.transmit_slices(&mut slices);
+            let before = bytes.len();
+            for slice in &slices[..count] {
+                bytes.extend_from_slice(slice);
+            }
+            stream.transmitted(bytes.len() - before);
+        }
+
+        let mut responder = Responder::new(&HandshakeConfig::default());
+        let request = responder.handle_bytes(&bytes).unwrap().unwrap();
+        let (_, at_responder) = request.accept(&Bytes::new(), None);
+        let mut stream = at_responder.into_stream(receive());
+        let mut completions = std::iter::from_fn(|| stream.poll_completion());
+        assert!(completions.any(|completion| matches!(completion, Completion::Received { .. })));
+        assert!(!stream.is_broken());
+    }
+
+    #[test]
+    fn the_text_of_an_error_contains_its_cause_and_the_chain_does_not_repeat_it() {
+        use std::error::Error as _;
+        let mut responder = Responder::new(&HandshakeConfig::default());
+        let error = responder.handle_bytes(b"GET / HTTP/1.1").unwrap_err();
+        assert_eq!(error.to_string(), error.error.to_string());
+        assert!(error.source().is_none());
+        let kind = io::Error::from(error).kind();
+        assert_eq!(kind, io::ErrorKind::InvalidData);
     }
 
     #[test]

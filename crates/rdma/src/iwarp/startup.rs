@@ -102,7 +102,7 @@ impl ReplyFault {
     /// Returns the error for the caller of the provider.
     pub(super) fn to_error(&self) -> ProviderError {
         let kind = match self {
-            Self::Revision(_) | Self::Rejected(_) => ProviderErrorKind::Rejected,
+            Self::Rejected(_) => ProviderErrorKind::Rejected,
             _ => ProviderErrorKind::Protocol,
         };
         ProviderError::new(kind, self.to_string())
@@ -530,7 +530,10 @@ mod tests {
         let fault = replied(4, 9).unwrap_err();
         assert_eq!(fault.terminate_code(), Some(TerminateCode::new(2, 0, 6)));
         let older = StartupFrame::new(FrameKind::Reply, 1);
-        assert_eq!(ours.agree(&request, &older), Err(ReplyFault::Revision(1)));
+        let fault = ours.agree(&request, &older).unwrap_err();
+        assert_eq!(fault, ReplyFault::Revision(1));
+        // The peer answers so at every attempt.
+        assert_eq!(fault.to_error().kind, ProviderErrorKind::Protocol);
     }
 
     //= MPA-11 test

@@ -10,6 +10,7 @@ use crate::{
 
 /// The reason why a queue pair broke.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum QueuePairError {
     /// The peer sent a request that this library does not support.
     #[error("a {0:?}, which is not supported")]
