@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_tables_of_the_kernel_are_read() {
-        let table = "  sl  local_addr rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n  \
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n  \
              112: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 7345 2 0000000000000000 0\n";
         assert_eq!(inode_of(table, 4791), Some(7345));
         assert_eq!(inode_of(table, 4792), None);
