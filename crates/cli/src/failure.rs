@@ -107,7 +107,16 @@ pub(crate) fn kind(error: &Error) -> Kind {
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::TimedOut => Kind::Connect,
         io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable => Kind::Listen,
-        _ => Kind::File,
+        io::ErrorKind::NotFound
+        | io::ErrorKind::PermissionDenied
+        | io::ErrorKind::AlreadyExists
+        | io::ErrorKind::StorageFull
+        | io::ErrorKind::QuotaExceeded
+        | io::ErrorKind::ReadOnlyFilesystem
+        | io::ErrorKind::IsADirectory
+        | io::ErrorKind::NotADirectory => Kind::File,
+        // A pipe, memory or a socket can be the cause of others.
+        _ => Kind::Other,
     })
 }
 
@@ -128,11 +137,19 @@ mod tests {
 
     #[test]
     fn kinds_follow_from_the_cause() {
-        let no_file = Err::<(), _>(io::Error::other("no disk")).context("x cannot be read");
+        let because = |kind| {
+            let failed = Err::<(), _>(io::Error::from(kind));
+            failed.context("x cannot be read").unwrap_err()
+        };
         for (error, expected) in [
             (usage("no such option"), Kind::Usage),
             (Interruption.into(), Kind::Interrupted),
-            (no_file.unwrap_err(), Kind::File),
+            (because(io::ErrorKind::StorageFull), Kind::File),
+            (because(io::ErrorKind::NotFound), Kind::File),
+            (because(io::ErrorKind::OutOfMemory), Kind::Other),
+            (because(io::ErrorKind::BrokenPipe), Kind::Other),
+            (because(io::ErrorKind::TimedOut), Kind::Connect),
+            (because(io::ErrorKind::AddrInUse), Kind::Listen),
             (anyhow!("something"), Kind::Other),
         ] {
             assert_eq!(kind(&error), expected, "{error:#}");

@@ -210,11 +210,16 @@ fn parse() -> Command {
 fn refuse(error: &clap::Error) -> ! {
     let wants_json = || env::args_os().any(|argument| argument == "--json");
     if error.use_stderr() && wants_json() {
-        let text = error.to_string();
-        let line = text.lines().next().unwrap_or_default();
-        report::error_object(line.trim_start_matches("error: "), failure::Kind::Usage);
+        report::error_object(&reason(&error.to_string()), failure::Kind::Usage);
     }
     error.exit()
+}
+
+/// Returns the reason in an error of the command line, in one line. Advice and usage come after an empty line.
+fn reason(text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines = text.lines().take_while(|line| !line.is_empty());
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs a command. Returns the exit status: 0 if it did what was asked; if it did not and there is no

@@ -13,7 +13,8 @@ use crate::transport::canonical;
 /// The state of a running command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    pub(crate) version: String,
+    /// Version of the command. An object of `top` has the version of `top`, too.
+    pub(crate) server_version: String,
     /// The current activity of the command.
     pub(crate) title: String,
     /// Time since the command started.
@@ -82,7 +83,7 @@ impl Status {
             .iter()
             .filter(|one| one.error.is_none());
         Self {
-            version: env!("CARGO_PKG_VERSION").into(),
+            server_version: env!("CARGO_PKG_VERSION").into(),
             title,
             seconds: uptime.as_secs_f64(),
             established: snapshot.established.values().sum(),

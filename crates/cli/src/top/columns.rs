@@ -121,7 +121,7 @@ pub(super) fn summary(rated: &Rated) -> [String; 4] {
             "{}  up {}  version {}",
             report::printable(&status.title),
             report::time(duration(status.seconds.trunc())),
-            report::printable(&status.version),
+            report::printable(&status.server_version),
         ),
         format!(
             "{} open, {} so far, {} failed",

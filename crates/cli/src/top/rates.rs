@@ -134,7 +134,7 @@ pub(super) mod tests {
             total.bytes_sent += one.traffic.bytes_sent;
         }
         Status {
-            version: "1.2.3".into(),
+            server_version: "1.2.3".into(),
             title: "gateway 10.0.0.1:5445 to nas".into(),
             seconds,
             established: 7,

@@ -1,8 +1,9 @@
 //! Runs the command, with a time limit for every wait.
 
 use std::{
+    collections::HashSet,
     ffi::OsStr,
-    fs,
+    fmt, fs,
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
@@ -11,6 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::Value;
 use smbdirect_test::decoded::Decoded;
 pub(crate) use smbdirect_test::noise;
@@ -83,8 +88,69 @@ impl Done {
     /// Returns stdout as one object per line.
     #[track_caller]
     pub(crate) fn stamped_json(&self) -> Vec<Value> {
-        let parse = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        let parse = |line| {
+            let unique = serde_json::from_str::<Unique>(line);
+            unique.unwrap_or_else(|error| panic!("{error}: {line}"));
+            serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))
+        };
         self.stdout.lines().map(parse).collect()
+    }
+}
+
+/// JSON whose objects have no key twice. `Value` takes the last of two.
+struct Unique;
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Unique {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self, A::Error> {
+        let mut keys = HashSet::new();
+        while let Some((key, _)) = object.next_entry::<String, Self>()? {
+            if keys.contains(&key) {
+                return Err(A::Error::custom(format!("the key {key} is there twice")));
+            }
+            keys.insert(key);
+        }
+        Ok(self)
     }
 }
 

@@ -63,6 +63,7 @@ fn one_table_shows_the_connections_and_their_rates() {
     let json = run(&["top", &metrics, "--once", "--json", "--interval", "0.5"]).succeeded();
     let top = &json.json()[0];
     assert_eq!(top["event"], "top");
+    assert_eq!(top["server_version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(top["connections"][0]["role"], "passive");
     for rate in [
         &top["rates"]["messages_sent"],
