@@ -58,6 +58,8 @@ enum Event<'a> {
     Share { name: &'a str, comment: String },
 }
 
+/// Most columns of the name of a share.
+const MAX_NAME_WIDTH: usize = 80;
 /// Columns of the size: enough for 99 TB.
 const SIZE_WIDTH: usize = 14;
 
@@ -100,12 +102,14 @@ impl List {
     async fn list_shares(&self, report: &Report) -> Result<()> {
         let shares = self.options.shares(&self.place, report).await?;
         let width = shares.iter().map(|share| share.name.chars().count()).max();
-        let width = width.unwrap_or_default();
-        for ShareEntry { name, comment, .. } in &shares {
-            let (shown, comment) = (report::printable(name), report::printable(comment));
+        // A server can give one share a long name, which must not pad the others.
+        let width = width.unwrap_or_default().min(MAX_NAME_WIDTH);
+        print_all(shares, |ShareEntry { name, comment, .. }| {
+            let (shown, comment) = (report::printable(&name), report::printable(&comment));
             report.line(format!("{shown:<width$}  {comment}").trim_end());
+            let name = &name;
             report.event(&Event::Share { name, comment });
-        }
+        });
         Ok(())
     }
 
@@ -145,12 +149,7 @@ impl List {
         let fail = |error| explain(error, &self.place);
         let zone = TimeZone::system();
         while let Some(entries) = listing.next().await.map_err(fail)? {
-            // A reader that is slow, as a pager is, must not stop the connection.
-            block_in_place(|| {
-                for entry in entries {
-                    Line::of(entry).print(report, &zone);
-                }
-            });
+            print_all(entries, |entry| Line::of(entry).print(report, &zone));
             if report::is_unread() {
                 break;
             }
@@ -159,6 +158,13 @@ impl List {
         let _ = listing.close().await;
         Ok(())
     }
+}
+
+/// Prints each of `items`, until the reader of stdout closes it. A reader that is slow, as a pager is, must not stop the
+/// connection.
+fn print_all<T>(items: impl IntoIterator<Item = T>, print: impl FnMut(T)) {
+    let unread = |_: &T| !report::is_unread();
+    block_in_place(|| items.into_iter().take_while(unread).for_each(print));
 }
 
 impl Line {

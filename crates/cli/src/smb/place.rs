@@ -174,6 +174,39 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_a_place_for_ls() {
+        for (text, host, port, share) in [
+            ("//server", "server", None, ""),
+            ("//server/", "server", None, ""),
+            ("//server///", "server", None, ""),
+            (r"\\server", "server", None, ""),
+            (r"\\server\", "server", None, ""),
+            ("smb://server:445/", "server", Some(445), ""),
+            ("//[::1]:5445", "::1", Some(5445), ""),
+            ("//server/share", "server", None, "share"),
+            (r"\\server\share", "server", None, "share"),
+        ] {
+            let place = Place::server_or_place(text).expect(text);
+            assert_eq!(place.address.host, host, "{text}");
+            assert_eq!(place.address.port, port, "{text}");
+            assert_eq!((&*place.share, &*place.path), (share, ""), "{text}");
+        }
+        for text in [
+            "",
+            "/",
+            "//",
+            "server",
+            "server:445",
+            "//:445",
+            "//a b",
+            "smb://",
+            "smb:",
+        ] {
+            assert!(Place::server_or_place(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn entries_and_siblings() {
         let place: Place = "//server/share/a/b".parse().unwrap();
         assert_eq!(place.name(), "b");

@@ -75,7 +75,8 @@ enum Event<'a> {
         negotiated: NegotiatedReport,
         dialect: &'a str,
         signs: bool,
-        rdma: bool,
+        /// Whether data moves by RDMA; unknown without a share.
+        rdma: Option<bool>,
         reason: Option<String>,
     },
 }
@@ -96,13 +97,10 @@ impl SmbOptions {
         let share = client.smb.share(&place.share).await;
         let share = share.map_err(|error| {
             let kind = kind_of(&error, Kind::Share);
-            of_kind(kind, explain_share(error, place, client.smb.can_encrypt()))
+            let can_encrypt = client.smb.can_encrypt();
+            of_kind(kind, explain_share(error, place, self.other(), can_encrypt))
         })?;
-        let reason = match share.transfer() {
-            Transfer::Rdma(_) => None,
-            Transfer::Messages(reason) => Some(reason.to_string()),
-        };
-        client.report(report, reason);
+        client.report(report, Some(share.transfer()));
         Ok(Session {
             share,
             connection: client.connection,
@@ -118,7 +116,7 @@ impl SmbOptions {
         transport::close(&client.connection, CLOSE_TIMEOUT).await;
         shares.map_err(|error| {
             let kind = kind_of(&error, Kind::Share);
-            of_kind(kind, explain_list(error, place))
+            of_kind(kind, explain_list(error, place, self.other()))
         })
     }
 
@@ -155,6 +153,15 @@ impl SmbOptions {
         Ok(Login::Account(self.account()?))
     }
 
+    /// Returns how to log in as another user.
+    const fn other(&self) -> &'static str {
+        if self.kerberos {
+            "log in as another user by `kinit USER@REALM`"
+        } else {
+            "give --user USER"
+        }
+    }
+
     fn account(&self) -> Result<Account> {
         let Some(user) = &self.user else {
             return Ok(Account::default());
@@ -180,15 +187,19 @@ struct LoggedIn {
 }
 
 impl LoggedIn {
-    /// Reports the session, and the reason why its data moves in messages.
-    fn report(&self, report: &Report, reason: Option<String>) {
+    /// Reports the session, and how the data of its share moves.
+    fn report(&self, report: &Report, transfer: Option<Transfer>) {
+        let reason = match transfer {
+            Some(Transfer::Messages(reason)) => Some(reason.to_string()),
+            Some(Transfer::Rdma(_)) | None => None,
+        };
         report.event(&Event::Connected {
             address: self.connection.peer_addr().to_string(),
             transport: self.transport,
             negotiated: self.connection.negotiated().into(),
             dialect: &self.smb.dialect(),
             signs: self.smb.signs(),
-            rdma: reason.is_none(),
+            rdma: transfer.map(|_| reason.is_none()),
             reason,
         });
     }
@@ -222,10 +233,24 @@ impl Login {
             (_, Error::Kerberos(error)) => anyhow!("no login by Kerberos: {error}"),
             (Self::Account(account), error) => explain_login(error, place, account),
             (Self::Tickets(tickets), error) if error.status().is_some() => anyhow!(
-                "{address} refuses the Kerberos ticket of {} ({error}); its clock may be wrong, its keytab older than \
-                 its key in the realm, or the user unknown there; its log says which",
+                "{address} refuses the Kerberos ticket of {} ({error}); run `kinit` again, in case the cache has a \
+                 ticket for an older key of the server; its clock may be wrong, its keytab older than its key in the \
+                 realm, or the user unknown there; its log says which",
                 tickets.principal()
             ),
+            (Self::Tickets(tickets), Error::NoKey) => anyhow!(
+                "{address} asks for encryption, and takes {} for a guest, who cannot encrypt; the user is unknown there",
+                tickets.principal()
+            ),
+            (Self::Tickets(tickets), Error::Smb2(ref cause))
+                if cause.kind() == ErrorKind::GuestSessionRefused =>
+            {
+                anyhow!(
+                    "{address} lets {} in as a guest only: it accepts the ticket, but has no such user; add the user \
+                     there",
+                    tickets.principal()
+                )
+            }
             (Self::Tickets(tickets), error) => {
                 let mut account = Account::default();
                 account.user = tickets.principal();
@@ -293,15 +318,17 @@ const fn kind_of(error: &Error, kind: Kind) -> Kind {
 /// STATUS_ILLEGAL_CHARACTER: Samba lists names that are not well-formed UTF-16, but does not open them.
 const ILLEGAL_CHARACTER: NtStatus = NtStatus(0xc000_0161);
 
-/// The reason why the server refuses a guest but not other users, and the cure.
-const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt; give --user USER";
+/// The reason why the server refuses a guest but not other users.
+const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt";
 
 fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
     let (address, user) = (&place.address, &account.user);
     let status = error.status();
     let is_guest = user.is_empty() || user.eq_ignore_ascii_case("guest");
     if status == Some(NtStatus::ACCESS_DENIED) && is_guest {
-        return anyhow!("{address} takes no guests, or requires encryption ({error}): {NO_GUESTS}");
+        return anyhow!(
+            "{address} takes no guests, or requires encryption ({error}): {NO_GUESTS}; give --user USER"
+        );
     }
     if status == Some(NtStatus::ACCESS_DENIED) {
         return anyhow!(
@@ -318,7 +345,7 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
         return anyhow!("{address} refuses the login of {user}; check the user and the password");
     }
     match error {
-        Error::NoKey => anyhow!("{address} asks for encryption: {NO_GUESTS}"),
+        Error::NoKey => anyhow!("{address} asks for encryption: {NO_GUESTS}; give --user USER"),
         Error::Smb2(ref cause) if cause.kind() == ErrorKind::GuestSessionRefused => anyhow!(
             "{address} lets {user} in as a guest only; check the user and the password, or give \
              --user Guest"
@@ -332,24 +359,23 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
     }
 }
 
-/// `can_encrypt` distinguishes a share that may require encryption from a share that refuses the user.
-fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Error {
+/// `can_encrypt` distinguishes a share that may require encryption from a share that refuses the user. `other` says how
+/// to log in as another one.
+fn explain_share(error: Error, place: &Place, other: &str, can_encrypt: bool) -> anyhow::Error {
     let Place { address, share, .. } = place;
     match (error.status(), &error) {
         (Some(NtStatus::BAD_NETWORK_NAME), _) => {
             anyhow!("{address} has no share `{share}`; check its name")
         }
         (Some(NtStatus::ACCESS_DENIED), _) if can_encrypt => anyhow!(
-            "{address} refuses the share `{share}` to this user; check the share's permissions, or \
-             give --user USER"
+            "{address} refuses the share `{share}` to this user; check the share's permissions, or {other}"
         ),
         (Some(NtStatus::ACCESS_DENIED), _) => anyhow!(
             "{address} refuses the share `{share}` to this session, which cannot encrypt: the share \
-             requires encryption, or its permissions exclude the user; give --user USER, or enable \
-             SMB 3 on the server"
+             requires encryption, or its permissions exclude the user; {other}, or enable SMB 3 on the server"
         ),
         (_, Error::NoKey) => {
-            anyhow!("the share `{share}` of {address} asks for encryption: {NO_GUESTS}")
+            anyhow!("the share `{share}` of {address} asks for encryption: {NO_GUESTS}; {other}")
         }
         (_, Error::Connection(cause)) => {
             anyhow!(
@@ -363,13 +389,13 @@ fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Erro
     }
 }
 
-fn explain_list(error: Error, place: &Place) -> anyhow::Error {
+fn explain_list(error: Error, place: &Place, other: &str) -> anyhow::Error {
     let address = &place.address;
     match error {
         Error::Connection(cause) => anyhow!("{address}: {}", transport::explain_end(&cause)),
         error @ Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
         error => anyhow!(
-            "{address} does not list its shares to this user ({error}); give --user USER, or name the share"
+            "{address} does not list its shares to this user ({error}); {other}, or name the share"
         ),
     }
 }
