@@ -241,7 +241,7 @@ pub(crate) fn example(gateway: &Command) -> String {
             (Some(value), _) => writeln!(text, "# {name} = {value}"),
             (None, example) => writeln!(
                 text,
-                "# There is no default. For example: {name} = {example}"
+                "# Not set by default. For example: {name} = {example}"
             ),
         };
     }

@@ -94,8 +94,8 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_enum, default_value_t, value_name = "HOW", help_heading = SETTINGS)]
     pub(crate) mpa_alignment: Alignment,
 
-    /// MPA revision to connect with, without fallback [default: 2, and 1 if the peer closes or refuses that
-    /// connection]
+    /// MPA revision to connect with, without fallback. If it is not given, 2 is tried, and 1 if the peer closes or
+    /// refuses that connection
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
 
