@@ -110,6 +110,8 @@ typedef struct _OBJECT_ATTRIBUTES {
 #define RtlCopyMemory(destination, source, length) memcpy((destination), (source), (length))
 #define RtlMoveMemory(destination, source, length) memmove((destination), (source), (length))
 #define RtlFillMemory(destination, length, fill) memset((destination), (fill), (length))
+#define RTL_CONSTANT_STRING(text) {sizeof(text) - sizeof((text)[0]), sizeof(text), (text)}
+#define RtlUshortByteSwap(value) __builtin_bswap16((USHORT)(value))
 #define RtlZeroMemory(destination, length) memset((destination), 0, (length))
 #define RtlEqualMemory(left, right, length) (memcmp((left), (right), (length)) == 0)
 

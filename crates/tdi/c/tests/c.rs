@@ -19,7 +19,7 @@ use common::{available, check_with_driver_kit, compile, libraries, options, sour
 /// Longest time for a program, under valgrind too.
 const TIME_LIMIT: Duration = Duration::from_secs(100);
 /// The clients that run.
-const CLIENTS: [&str; 7] = [
+const CLIENTS: [&str; 8] = [
     "sends",
     "requests",
     "events",
@@ -27,8 +27,17 @@ const CLIENTS: [&str; 7] = [
     "callbacks",
     "returned",
     "memory",
+    "addresses",
 ];
 const DEVICES: [&str; 2] = ["loopback", "iwarp"];
+const VALGRIND: [&str; 6] = [
+    "valgrind",
+    "--quiet",
+    "--error-exitcode=9",
+    "--leak-check=full",
+    "--show-leak-kinds=definite",
+    "--errors-for-leak-kinds=definite",
+];
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 fn files(folder: &str) -> Vec<PathBuf> {
@@ -246,17 +255,62 @@ fn clients_are_clean_under_valgrind() {
     if !available("valgrind") {
         return;
     }
-    let valgrind = [
-        "valgrind",
-        "--quiet",
-        "--error-exitcode=9",
-        "--leak-check=full",
-        "--show-leak-kinds=definite",
-        "--errors-for-leak-kinds=definite",
-    ];
     for (index, name) in CLIENTS.into_iter().enumerate() {
-        run(&valgrind, &folder.join(name), DEVICES[index % 2]);
+        run(&VALGRIND, &folder.join(name), DEVICES[index % 2]);
     }
+}
+
+//= TDI-ADDR-01 test
+#[test]
+fn addresses_are_of_both_versions_and_shared() {
+    run_all("addresses");
+}
+
+/// Connects to a process, ends that process, and checks that the client is told of it.
+fn fail_the_link(words: &[&str], program: &Path) {
+    let mut peer = Command::new(program)
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut port = String::new();
+    let mut output = BufReader::new(peer.stdout.take().unwrap());
+    output.read_line(&mut port).unwrap();
+    let mut all: Vec<_> = words.iter().map(Into::into).collect();
+    all.push(program.as_os_str().to_owned());
+    let mut client = Command::new(&all[0])
+        .args(&all[1..])
+        .arg(port.trim())
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    let connected = lines.next().and_then(Result::ok);
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    assert_eq!(connected.as_deref(), Some("connected"));
+    let rest: Vec<_> = lines.map_while(Result::ok).collect();
+    assert!(client.wait().unwrap().success(), "{rest:?}");
+    assert!(rest.concat().starts_with("the link has failed"), "{rest:?}");
+}
+
+//= TDI-SEND-26 test
+//= TDI-RECV-03 test
+//= TDI-DISC-09 test
+#[test]
+fn failed_link_completes_everything_once() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = "tests/c/link.c";
+    let program = build(folder.path(), file, &[]);
+    fail_the_link(&[], &program);
+    if available("valgrind") {
+        fail_the_link(&VALGRIND, &program);
+    }
+    fail_the_link(&[], &build(folder.path(), file, &SANITIZERS));
 }
 
 /// The sanitizers detect uses of memory after the transport has returned it, double frees and leaks.
@@ -324,6 +378,15 @@ fn examples_work_with_each_other() {
     let text = String::from_utf8(client.stdout).unwrap();
     assert!(text.ends_with("the answer is \"hello, world\"\n"), "{text}");
     assert!(server.wait().unwrap().success());
+}
+
+/// The page shows the client that `examples_work_with_each_other` runs.
+#[test]
+fn client_of_the_documentation_is_the_example() {
+    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
+    let client = fs::read_to_string(source().join("examples/hello.c")).unwrap();
+    assert!(page.contains(&format!("```c\n{client}```\n")));
+    assert!(client.lines().count() <= 60);
 }
 
 /// Each test that the table of the sentences names exists.
