@@ -87,7 +87,7 @@ impl Client for Echo {
     }
 }
 
-async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, Status> {
+pub(crate) async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, Status> {
     let address = transport.open_address(address, Share::Exclusive).await?;
     address.set_client(Some(Arc::new(Echo::default())));
     println!("listening on {}", address.local_addr());
@@ -139,6 +139,10 @@ async fn ask(transport: &Transport, service: SocketAddr) -> Result<(), Status> {
     // SMB Direct has no empty TSDU, as the service flag NO_ZERO_LENGTH says.
     let empty = endpoint.send("", SendFlags::empty()).await;
     assert_eq!(empty.status, Status::INVALID_PARAMETER);
+
+    // It cannot suppress the peer's event of the disconnect either, which this flag is for.
+    let farewell = endpoint.send("bye", SendFlags::AND_DISCONNECT).await;
+    assert_eq!(farewell.status, Status::NOT_SUPPORTED);
 
     endpoint.disconnect(DisconnectFlags::RELEASE, None).await?;
     println!("all came back");

@@ -2,6 +2,9 @@
 //! of Windows' driver kit. They run over loopback and iWARP, under valgrind and with AddressSanitizer.
 
 mod common;
+#[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/tdi_echo.rs"]
+mod tdi_echo;
 
 use std::{
     fs,
@@ -9,10 +12,14 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     thread,
     time::{Duration, Instant},
 };
+
+use smbdirect::{Iwarp, rdma::iwarp::IwarpConfig};
+use smbdirect_tdi::{Transport, TransportSettings};
+use tokio::runtime::Builder;
 
 use common::{available, check_with_driver_kit, compile, libraries, options, source};
 
@@ -347,6 +354,63 @@ fn threads_make_and_cancel_requests_concurrently() {
     }
 }
 
+/// Returns a port of this machine that no program uses.
+fn free_port() -> String {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap().port().to_string()
+}
+
+/// Sends with each flag from C to the package in Rust, which returns every TSDU.
+#[test]
+fn each_flag_works_between_c_and_rust() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let flags = build(folder.path(), "examples/flags.c", &[]);
+    let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let transport = Transport::new(provider, TransportSettings::default()).unwrap();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let service = runtime
+        .block_on(tdi_echo::serve(&transport, address))
+        .unwrap();
+    let client = Command::new(flags)
+        .arg(service.local_addr().port().to_string())
+        .env("LD_LIBRARY_PATH", libraries())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(client.stdout).unwrap();
+    assert!(client.status.success(), "{text}");
+    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
+    assert!(page.contains(&format!("```text\n{text}```\n")), "{text}");
+}
+
+/// Sends with each flag from Rust to an echo server in C.
+#[test]
+fn each_flag_works_between_rust_and_c() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Command::new(build(folder.path(), "examples/echo.c", &[]));
+    let port = free_port();
+    let mut server = server
+        .arg(&port)
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
+    let address = format!("127.0.0.1:{port}");
+    let run = runtime.block_on(tdi_echo::run(&["connect", &address]));
+    assert!(run.is_ok(), "{run:?}");
+    assert!(server.wait().unwrap().success());
+    assert!(lines.map_while(Result::ok).count() >= 5);
+}
+
 /// The examples over iWARP: a server that has event handlers only, and a client.
 #[test]
 fn examples_work_with_each_other() {
@@ -356,9 +420,7 @@ fn examples_work_with_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let echo = build(folder.path(), "examples/echo.c", &[]);
     let hello = build(folder.path(), "examples/hello.c", &[]);
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port().to_string();
-    drop(free);
+    let port = free_port();
     let mut server = Command::new(echo)
         .arg(&port)
         .env("LD_LIBRARY_PATH", libraries())
