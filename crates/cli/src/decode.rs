@@ -1,5 +1,6 @@
 //! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
+mod explain;
 mod text;
 
 use std::{
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use smbdirect_decode::{
-    CaptureError, Counts, Event, EventKind, MAX_SUMMARISED, Packets, Streams, Summary,
+    CaptureError, Counts, Event, EventKind, Explain, MAX_SUMMARISED, Packets, Streams, Summary,
 };
 use tracing::{debug, trace};
 
@@ -62,6 +63,10 @@ pub(crate) struct Decode {
     #[arg(long)]
     broken: bool,
 
+    /// Say where the time went, what makes it slow, and the cure
+    #[arg(long, conflicts_with_all = ["stream", "packets", "broken"])]
+    explain: bool,
+
     /// Log to stderr; give it twice to log every message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -71,6 +76,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode mount.pcap
   smbdirect decode mount.pcapng --stream 2 --broken
   smbdirect decode other-port.pcap --port 9000 --json
+
+  smbdirect decode slow.pcap --explain      says why it is slow
 
   smbdirect decode roce.pcap --packets      also shows PSNs, acknowledgements and ICRCs
 
@@ -89,7 +96,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    responder_credits, broken}
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed;
    for RoCE missing_packets, sent_again, and packet with --packets
-  {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}";
+  {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}
+  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain";
 
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
@@ -105,6 +113,9 @@ impl Decode {
             .map_err(|error| in_words(&error))
             .with_context(failed)
             .of_kind(Kind::File)?;
+        if self.explain {
+            return self.explain(&report, &mut packets, &name);
+        }
         let mut streams = Streams::new(&self.port, &self.udp_port);
         let mut show = Show {
             report: &report,
@@ -140,6 +151,35 @@ impl Decode {
             return Err(nothing_found(&self, &summary.counts).context(format!("nothing in {name}")));
         }
         Ok(summary.broken.is_empty())
+    }
+
+    /// Explains where the time went. Returns whether the whole file was read.
+    fn explain(
+        &self,
+        report: &Report,
+        packets: &mut Packets<Box<dyn Read>>,
+        name: &str,
+    ) -> Result<bool> {
+        let mut explain = Explain::new(&self.port, &self.udp_port);
+        let ended = loop {
+            match packets.next_packet() {
+                Ok(Some(packet)) => explain.packet(&packet),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        let counts = explain.counts().clone();
+        let explanation = explain.finish();
+        if explanation.connections.is_empty() {
+            return Err(nothing_found(self, &counts).context(format!("nothing in {name}")));
+        }
+        explain::text(report, &explanation);
+        report.event(&explanation);
+        ended
+            .map_err(|error| in_words(&error))
+            .with_context(|| format!("cannot read the capture {name}"))
+            .of_kind(Kind::File)?;
+        Ok(true)
     }
 }
 

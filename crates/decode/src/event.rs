@@ -25,7 +25,7 @@ use smbdirect_smb::smb2::{Channel, Command};
 use super::{
     fields::{self, object},
     side::Side,
-    tcp::Position,
+    tcp::{Position, TcpPacket},
 };
 
 /// An event of a stream. It serialises to the JSON object that `smbdirect decode --json` prints.
@@ -44,6 +44,51 @@ pub struct Event {
     pub credits: [Option<u32>; 2],
     /// The rules that the sender broke by sending it.
     pub broken: Vec<Broken>,
+    /// What explanations need beyond that.
+    pub(crate) extra: Extra,
+}
+
+/// What explanations need of a message beyond its fields.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    /// The packet with its first byte, if that is another packet than the last.
+    pub(crate) began: Option<Position>,
+    /// The message of a Send, or the data of an RDMA operation, as far as it is kept.
+    pub(crate) content: Vec<u8>,
+}
+
+/// The amount of content that events carry in [`Extra`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// None.
+    #[default]
+    None,
+    /// The beginning of each Send, and events of TCP packets.
+    Heads,
+    /// All bytes of each Send and RDMA operation.
+    Content,
+}
+
+impl Detail {
+    /// Returns the maximum number of bytes that are kept of a Send.
+    pub(crate) const fn max_send_bytes(self) -> usize {
+        // Without the content, headers and the beginning of the upper layer.
+        if matches!(self, Self::Content) {
+            1 << 20
+        } else {
+            4096
+        }
+    }
+
+    /// Returns the maximum number of bytes that are kept of an RDMA operation.
+    pub(crate) const fn max_rdma_bytes(self) -> usize {
+        // SMB2 moves at most 8 MiB by one request; Linux and Windows move at most that by one operation.
+        if matches!(self, Self::Content) {
+            16 << 20
+        } else {
+            0
+        }
+    }
 }
 
 impl Serialize for Event {
@@ -291,6 +336,8 @@ pub enum EventKind {
     },
     /// A packet of RoCE. It may be part of a message that ends with a later packet.
     Packet(RocePacket),
+    /// A packet of TCP that says something about the path.
+    TcpPacket(TcpPacket),
     /// Packets that were sent before.
     SentAgain {
         /// The number of the first.
@@ -332,6 +379,7 @@ impl EventKind {
         match self {
             Self::Stream { .. } => "stream",
             Self::Packet(_) => "packet",
+            Self::TcpPacket(_) => "tcp_packet",
             Self::SentAgain { .. } => "sent_again",
             Self::MissingPackets { .. } => "missing_packets",
             Self::Gap { .. } => "gap",
@@ -377,6 +425,7 @@ impl EventKind {
             Self::RnrNak { .. } => "RNR NAK",
             Self::BadPacket { .. } => "RoCE packet",
             Self::Packet(_)
+            | Self::TcpPacket(_)
             | Self::SentAgain { .. }
             | Self::MissingPackets { .. }
             | Self::Stream { .. }

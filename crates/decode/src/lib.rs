@@ -35,6 +35,7 @@
 //! silence   credits and time        -> ends that grant nothing
 //! streams   all of it, in one order -> events
 //! summary   events                  -> their counts
+//! explain   packets                 -> where the time went, and the causes
 //! ```
 //!
 //! A capture can contain anything: nothing here panics on it, and the state of each connection and
@@ -45,6 +46,7 @@
 mod capture;
 mod counts;
 mod event;
+mod explain;
 mod fields;
 mod framing;
 mod messages;
@@ -67,10 +69,14 @@ pub use event::{
     Broken, ByRdma, DataTransfer, End, Event, EventKind, Icrc, Payload, Region, Repeated,
     RocePacket, Sender, Tagged,
 };
+pub use explain::{
+    Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
+    PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
+};
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;
 pub use rules::rule_text;
 pub use streams::Streams;
 pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};
-pub use tcp::Position;
+pub use tcp::{Position, Recovery, TcpPacket};

@@ -14,15 +14,16 @@ use smbdirect::rdma::iwarp::{
 };
 
 use super::{
-    event::{Broken, EventKind, Tagged, broken},
+    event::{Broken, Detail, EventKind, Extra, Tagged, broken},
     framing::{Crc, Fpdu, Frame, Framer},
     side::{PerSide, Side},
     smb::{Context, Send, SmbDirect},
-    tcp::Piece,
+    tcp::{Piece, Position},
 };
 
-/// Receives an event, its direction, and the broken rules.
-pub(super) type EventSink<'a> = &'a mut dyn FnMut(Side, EventKind, Vec<Broken>, &ConnectionState);
+/// Receives an event, its direction, the broken rules, and what explanations need of it.
+pub(super) type EventSink<'a> =
+    &'a mut dyn FnMut(Side, EventKind, Vec<Broken>, Extra, &ConnectionState);
 
 /// The state of the connection as a whole.
 #[derive(Debug, Default)]
@@ -52,6 +53,8 @@ struct State {
     expected: bool,
     /// It has been confirmed to be iWARP, and is reported.
     confirmed: bool,
+    /// The content that events carry.
+    detail: Detail,
 }
 
 /// The state of a direction.
@@ -67,6 +70,10 @@ struct DirectionState {
     next: [Option<u32>; 3],
     sending: Option<Sending>,
     placing: Option<Placing>,
+    /// The data of `placing`, as far as it is kept.
+    placed: Vec<u8>,
+    /// The packet with the first byte of the current FPDU.
+    fpdu_began: Position,
     /// Unanswered Reads; `None` if some were not captured.
     reads: Option<VecDeque<ReadRequest>>,
     terminated: bool,
@@ -78,6 +85,8 @@ struct Sending {
     send: Send,
     /// Whether all of it so far is in the capture.
     whole: bool,
+    /// The packet with its first byte.
+    began: Position,
 }
 
 /// A Write or Read Response without its last segment so far.
@@ -87,15 +96,22 @@ struct Placing {
     tagged: Tagged,
     /// Whether its first segment is in the capture.
     whole: bool,
+    /// The packet with its first byte.
+    began: Position,
 }
 
-/// Maximum number of bytes that are kept of a Send: headers, and the beginning of the payload.
-const MAX_HEAD_BYTES: usize = 4096;
 /// Most Reads outstanding in one direction, the largest depth of 14 bits.
 const MAX_READS: usize = 1 << 14;
 const DDP_RESERVED: u8 = 0x3c;
 
 impl Iwarp {
+    /// Creates a connection whose events carry this much content.
+    pub(super) fn new(detail: Detail) -> Self {
+        let mut iwarp = Self::default();
+        iwarp.state.detail = detail;
+        iwarp
+    }
+
     /// Handles the beginning of a direction.
     fn begins(&mut self, side: Side, is_initiator: bool) {
         let state = &mut self.state;
@@ -111,13 +127,27 @@ impl Iwarp {
         self.state.connection.initiator.get_or_insert(initiator);
     }
 
+    /// Returns the direction of the end that connected, if it is known.
+    pub(super) const fn initiator(&self) -> Option<Side> {
+        self.state.connection.initiator
+    }
+
     /// Handles the next piece of a direction. Returns false if it is not iWARP.
-    pub(super) fn piece(&mut self, side: Side, piece: &Piece<'_>, sink: EventSink<'_>) -> bool {
+    pub(super) fn piece(
+        &mut self,
+        side: Side,
+        piece: &Piece<'_>,
+        position: Position,
+        sink: EventSink<'_>,
+    ) -> bool {
         if let Piece::Begins { connects } = *piece {
             self.begins(side, connects);
             return true;
         }
         let Self { framers, state } = self;
+        if framers[side].is_between_frames() {
+            state.directions[side].fpdu_began = position;
+        }
         framers[side].take(piece);
         if let Piece::Gap(bytes) = *piece {
             if !state.expected {
@@ -145,7 +175,10 @@ impl Iwarp {
                         stopped_directions.for_each(|side| framers[side].stop());
                     }
                 }
-                Frame::Fpdu(fpdu) => state.fpdu(side, &fpdu, sink),
+                Frame::Fpdu(fpdu) => {
+                    state.fpdu(side, &fpdu, sink);
+                    state.directions[side].fpdu_began = position;
+                }
                 Frame::InStep { skipped } => {
                     // Bytes before the gap give no information about the bytes after it.
                     state.lost(side, sink);
@@ -174,8 +207,19 @@ impl Iwarp {
 impl State {
     fn emit(&self, side: Side, kind: EventKind, faults: Vec<Broken>, sink: EventSink<'_>) {
         // A connection that is not known to be iWARP is not reported.
+        self.emit_with(side, kind, faults, Extra::default(), sink);
+    }
+
+    fn emit_with(
+        &self,
+        side: Side,
+        kind: EventKind,
+        faults: Vec<Broken>,
+        extra: Extra,
+        sink: EventSink<'_>,
+    ) {
         if self.confirmed {
-            sink(side, kind, faults, &self.connection);
+            sink(side, kind, faults, extra, &self.connection);
         }
     }
 
@@ -439,6 +483,7 @@ impl State {
                 let whole = header.message_offset == 0 || expected.is_some();
                 let mut sending = Sending {
                     whole,
+                    began: self.directions[side].fpdu_began,
                     ..Sending::default()
                 };
                 sending.send.message_sequence_number = number;
@@ -454,7 +499,7 @@ impl State {
             let how = format!("message offset {offset} where {} is next", send.length);
             faults.push(broken("DDP-05", how));
         }
-        let room = MAX_HEAD_BYTES.saturating_sub(send.head.len());
+        let room = self.detail.max_send_bytes().saturating_sub(send.head.len());
         if sending.whole && send.head.len() as u64 == send.length {
             let kept = segment.payload.len().min(room);
             send.head.extend_from_slice(&segment.payload[..kept]);
@@ -481,7 +526,11 @@ impl State {
             .smb
             .message(&sending.send, &mut context, &mut faults);
         self.connection.initiator = context.initiator;
-        self.emit(side, kind, faults, sink);
+        let extra = Extra {
+            began: Some(sending.began),
+            content: sending.send.head,
+        };
+        self.emit_with(side, kind, faults, extra, sink);
     }
 
     /// Checks the message number of a queue.

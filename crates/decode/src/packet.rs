@@ -37,6 +37,8 @@ pub(crate) struct Head {
     pub(crate) syn: bool,
     pub(crate) fin: bool,
     pub(crate) rst: bool,
+    /// The Identification of its IPv4 header, if that is not 0. A copy that the network made has it too.
+    pub(crate) identification: Option<u16>,
 }
 
 /// A packet of RoCE, from its BTH to its ICRC.
@@ -100,6 +102,10 @@ fn segment<'a>(ip: &LaxIpSlice<'a>, tcp: &TcpSlice<'a>, missing: u32) -> Segment
         syn: tcp.syn(),
         fin: tcp.fin(),
         rst: tcp.rst(),
+        identification: match ip {
+            LaxIpSlice::Ipv4(ip) => Some(ip.header().identification()).filter(|&id| id != 0),
+            LaxIpSlice::Ipv6(_) => None,
+        },
     };
     Segment {
         head,

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::event::{Event, EventKind, Sender, broken};
+use super::event::{Event, EventKind, Extra, Sender, broken};
 
 /// The Send Credit Grant Timer of Windows.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -62,6 +62,7 @@ impl Silence {
                 },
                 credits,
                 broken: vec![broken("SMBD-3.1.5.9-03", how)],
+                extra: Extra::default(),
             }
         });
         if matches!(event.kind, EventKind::Closed { .. }) {
@@ -91,6 +92,7 @@ mod tests {
             kind,
             credits: credits.map(Some),
             broken: Vec::new(),
+            extra: Extra::default(),
         }
     }
 

@@ -11,7 +11,7 @@ use smbdirect::rdma::roce::packet::UDP_PORT;
 use super::{
     capture::Packet,
     counts::Counts,
-    event::{End, Event, EventKind, Sender, in_order},
+    event::{Detail, End, Event, EventKind, Extra, Sender, in_order},
     messages::Iwarp,
     out::{Out, Sink},
     packet::{Content, Segment, content},
@@ -19,7 +19,7 @@ use super::{
     roce::Roce,
     side::Side,
     silence::Silence,
-    tcp::{Another, Connection, LATE_PACKETS, Piece, Position},
+    tcp::{Another, Connection, LATE_PACKETS, Piece, Position, TcpPacket, Watch},
 };
 
 /// The connections of a capture, over TCP and RoCE.
@@ -41,6 +41,9 @@ pub struct Streams {
     start: Option<Duration>,
     counts: Counts,
     silence: Silence,
+    detail: Detail,
+    /// Bytes of TCP to and from the port of SMB over TCP.
+    plain_smb_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -50,6 +53,14 @@ struct Entry {
     connection: Connection,
     upper: Upper,
     seen: u64,
+    watch: Option<Watched>,
+}
+
+/// The packets of a connection, and those that wait until it is known whether it is iWARP.
+#[derive(Debug, Default)]
+struct Watched {
+    watch: Watch,
+    waiting: Vec<(Side, Position, TcpPacket)>,
 }
 
 #[derive(Debug)]
@@ -71,8 +82,12 @@ const MAX_CONNECTIONS: usize = 2048;
 const MIN_ROOM: usize = 64;
 /// Maximum number of bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
+/// Maximum number of packets of a connection that wait until it is known whether it is iWARP.
+const MAX_WAITING: usize = 256;
 /// The port of SMB Direct over iWARP.
 pub(crate) const PORT: u16 = 5445;
+/// The port of SMB over TCP.
+const SMB_PORT: u16 = 445;
 /// The port of SMB Direct over RoCE.
 const ROCE_PORT: u16 = 445;
 
@@ -86,6 +101,18 @@ impl Streams {
             udp_ports: [&[UDP_PORT], udp_ports].concat(),
             ..Self::default()
         }
+    }
+
+    /// Makes events carry more than is printed.
+    pub(crate) fn with_detail(mut self, detail: Detail) -> Self {
+        self.detail = detail;
+        self.roce.detail = detail;
+        self
+    }
+
+    /// Returns the bytes of TCP to and from the port of SMB over TCP.
+    pub(crate) const fn plain_smb_bytes(&self) -> u64 {
+        self.plain_smb_bytes
     }
 
     /// Returns the counts up to now.
@@ -126,6 +153,11 @@ impl Streams {
             Content::Tcp(segment) => {
                 counts.tcp += 1;
                 counts.cut += u64::from(segment.missing > 0);
+                let ports = [segment.head.from.port(), segment.head.to.port()];
+                if ports.contains(&SMB_PORT) {
+                    let bytes = segment.payload.len() as u64 + u64::from(segment.missing);
+                    self.plain_smb_bytes += bytes;
+                }
                 self.segment(&segment, position, sink);
             }
             Content::Roce(datagram) => {
@@ -205,11 +237,11 @@ impl Streams {
         position: Position,
         sink: Sink<'_>,
     ) {
-        let ports = &self.ports;
+        let (ports, detail) = (&self.ports, self.detail);
         let entry = self
             .entries
             .entry(key)
-            .or_insert_with(|| Entry::new(segment, ports));
+            .or_insert_with(|| Entry::new(segment, ports, detail));
         entry.seen = position.frame;
         let before = entry.connection.held_bytes();
         entry.segment(segment, position, &mut self.streams, sink);
@@ -265,8 +297,8 @@ impl Counts {
 }
 
 impl Entry {
-    fn new(segment: &Segment<'_>, ports: &[u16]) -> Self {
-        let mut iwarp = Box::new(Iwarp::default());
+    fn new(segment: &Segment<'_>, ports: &[u16], detail: Detail) -> Self {
+        let mut iwarp = Box::new(Iwarp::new(detail));
         let ends = [segment.head.from, segment.head.to];
         let [is_of_a, is_of_b] = ends.map(|end| ports.contains(&end.port()));
         if is_of_a {
@@ -279,6 +311,7 @@ impl Entry {
             connection: Connection::default(),
             upper: Upper::Undecided(iwarp),
             seen: 0,
+            watch: (detail != Detail::None).then(Watched::default),
         }
     }
 
@@ -301,6 +334,11 @@ impl Entry {
         if matches!(self.upper, Upper::Nothing) {
             return;
         }
+        if let Some(watched) = &mut self.watch {
+            let packet = watched.watch.packet(side, segment, position.time);
+            watched.waiting.push((side, position, packet));
+            self.tell_packets(sink);
+        }
         let (ends, upper) = (self.ends, &mut self.upper);
         self.connection
             .segment(side, segment, position, &mut |side, piece, position| {
@@ -311,6 +349,31 @@ impl Entry {
         }
         if matches!(self.upper, Upper::Nothing) {
             self.connection.forget();
+        }
+    }
+
+    /// Reports the packets, once it is known that the connection is iWARP.
+    fn tell_packets(&mut self, sink: Sink<'_>) {
+        let Some(watched) = &mut self.watch else {
+            return;
+        };
+        let Upper::Iwarp { stream, iwarp } = &self.upper else {
+            if watched.waiting.len() > MAX_WAITING {
+                watched.waiting.clear();
+            }
+            return;
+        };
+        let initiator = iwarp.initiator();
+        for (side, position, packet) in watched.waiting.drain(..) {
+            sink(Event {
+                stream: *stream,
+                position,
+                from: Sender::of(side, initiator),
+                kind: EventKind::TcpPacket(packet),
+                credits: [None; 2],
+                broken: Vec::new(),
+                extra: Extra::default(),
+            });
         }
     }
 
@@ -357,30 +420,36 @@ impl Upper {
             Self::Iwarp { stream, iwarp } => (Some(*stream), iwarp),
             Self::Nothing => return,
         };
-        let goes_on = iwarp.piece(side, piece, &mut |side, kind, broken, connection| {
-            let mut tell = |stream, kind, broken| {
-                sink(Event {
-                    stream,
-                    position,
-                    from: Sender::of(side, connection.initiator),
-                    kind,
-                    credits: in_order(connection.smb.credits(), connection.initiator),
-                    broken,
-                });
-            };
-            let stream = *number.get_or_insert_with(|| {
-                *streams += 1;
-                let ends = in_order(ends, connection.initiator).map(End::Tcp);
-                let kind = EventKind::Stream {
-                    ends,
-                    roles_known: connection.initiator.is_some(),
-                    from_start: connection.from_start,
+        let goes_on = iwarp.piece(
+            side,
+            piece,
+            position,
+            &mut |side, kind, broken, extra, connection| {
+                let mut tell = |stream, kind, broken, extra| {
+                    sink(Event {
+                        stream,
+                        position,
+                        from: Sender::of(side, connection.initiator),
+                        kind,
+                        credits: in_order(connection.smb.credits(), connection.initiator),
+                        broken,
+                        extra,
+                    });
                 };
-                tell(*streams, kind, Vec::new());
-                *streams
-            });
-            tell(stream, kind, broken);
-        });
+                let stream = *number.get_or_insert_with(|| {
+                    *streams += 1;
+                    let ends = in_order(ends, connection.initiator).map(End::Tcp);
+                    let kind = EventKind::Stream {
+                        ends,
+                        roles_known: connection.initiator.is_some(),
+                        from_start: connection.from_start,
+                    };
+                    tell(*streams, kind, Vec::new(), Extra::default());
+                    *streams
+                });
+                tell(stream, kind, broken, extra);
+            },
+        );
         if !goes_on {
             *self = Self::Nothing;
         } else if let (Self::Undecided(iwarp), Some(stream)) = (&mut *self, number) {

@@ -15,6 +15,7 @@
 
 mod handshake;
 mod reassembly;
+mod watch;
 
 use super::{
     packet::{Head, Segment},
@@ -23,6 +24,8 @@ use super::{
 pub(crate) use reassembly::LATE_PACKETS;
 pub use reassembly::Position;
 use reassembly::{Held, MAX_WINDOW, Reassembly};
+pub(crate) use watch::Watch;
+pub use watch::{Recovery, TcpPacket};
 
 /// The next item of a direction.
 #[derive(Debug)]

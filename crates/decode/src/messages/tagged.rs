@@ -4,7 +4,7 @@ use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
 
 use super::{
     super::{
-        event::{Broken, EventKind, Tagged, broken},
+        event::{Broken, EventKind, Extra, Tagged, broken},
         side::Side,
     },
     EventSink, Placing, Segment, State,
@@ -39,6 +39,7 @@ impl State {
                 segments: 0,
             },
             whole: self.directions[side].whole,
+            began: self.directions[side].fpdu_began,
         };
         if let Some(before) = self.directions[side].placing {
             let is_same = before.opcode == segment.opcode && before.tagged.stag == stag;
@@ -61,6 +62,12 @@ impl State {
                 self.finish_placing(side, Vec::new(), sink);
             }
         }
+        let room = self.detail.max_rdma_bytes();
+        let placed = &mut self.directions[side].placed;
+        if placed.len() as u64 == placing.tagged.length && placed.len() < room {
+            let kept = segment.payload.len().min(room - placed.len());
+            placed.extend_from_slice(&segment.payload[..kept]);
+        }
         placing.tagged.length += u64::from(segment.length);
         placing.tagged.segments += 1;
         self.directions[side].placing = Some(placing);
@@ -82,7 +89,11 @@ impl State {
             Opcode::RdmaReadResponse => EventKind::ReadResponse(placing.tagged),
             _ => EventKind::Write(placing.tagged),
         };
-        self.emit(side, kind, faults, sink);
+        let extra = Extra {
+            began: Some(placing.began),
+            content: std::mem::take(&mut self.directions[side].placed),
+        };
+        self.emit_with(side, kind, faults, extra, sink);
     }
 
     /// Matches a Read Response with the oldest Read of the other end.

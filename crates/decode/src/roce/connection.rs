@@ -12,7 +12,10 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::{Broken, End, Event, EventKind, Region, Repeated, Sender, broken, in_order},
+        event::{
+            Broken, Detail, End, Event, EventKind, Extra, Region, Repeated, Sender, broken,
+            in_order,
+        },
         out::Out,
         side::{PerSide, Side},
         smb::{Send, SmbDirect},
@@ -41,13 +44,15 @@ pub(super) struct Connection {
     upper: Upper,
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
-    waiting: Vec<(Side, Position, EventKind, Vec<Broken>)>,
+    waiting: Vec<(Side, Position, EventKind, Vec<Broken>, Extra)>,
     /// The identifiers in the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
     directions: PerSide<DirectionState>,
     /// The number of payload bytes in each packet that is not the last of its message, if it is known.
     mtu: Option<u32>,
+    /// The content that events carry.
+    pub(super) detail: Detail,
 }
 
 /// An end of a connection.
@@ -75,6 +80,8 @@ struct DirectionState {
     whole: bool,
     sending: Option<Sending>,
     writing: Option<Region>,
+    /// The first packet of `writing`, and its data as far as it is kept.
+    written: Extra,
     /// Bytes and packets of a Read response whose request is not in the capture.
     reading: Option<(u64, u64)>,
     /// Consecutive packets that were sent again.
@@ -94,6 +101,8 @@ struct Sending {
     send: Send,
     /// Whether its first packet is in the capture.
     whole: bool,
+    /// That packet, or the first one that is in the capture.
+    began: Option<Position>,
 }
 
 /// Maximum number of events of a connection that wait until it is known what it carries.
@@ -120,6 +129,7 @@ impl Connection {
             smb: SmbDirect::default(),
             directions: Default::default(),
             mtu: None,
+            detail: Detail::None,
         }
     }
 
@@ -153,8 +163,8 @@ impl Connection {
     }
 
     fn tell_waiting(&mut self, out: &mut Out<'_>) {
-        for (side, position, kind, broken) in std::mem::take(&mut self.waiting) {
-            self.tell(side, position, kind, broken, out);
+        for (side, position, kind, broken, extra) in std::mem::take(&mut self.waiting) {
+            self.tell(side, position, kind, broken, extra, out);
         }
     }
 
@@ -223,7 +233,8 @@ impl Connection {
         }
         if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
             let kind = EventKind::Cm { message, again };
-            self.waiting.push((side, position, kind, Vec::new()));
+            let waiting = (side, position, kind, Vec::new(), Extra::default());
+            self.waiting.push(waiting);
         }
     }
 
@@ -292,7 +303,7 @@ impl Connection {
         for side in Side::BOTH {
             self.directions[side].requests.tick();
             while let Some((read, missing, position)) = self.directions[side].reads.tick() {
-                self.end_read(!side, &read, missing, position, out);
+                self.end_read(!side, read, missing, position, out);
             }
         }
         while self
@@ -327,7 +338,7 @@ impl Connection {
                 self.read_response(side, &packet, position, out);
             }
             while let Some((read, missing, position)) = self.directions[!side].reads.last() {
-                self.end_read(side, &read, missing, position, out);
+                self.end_read(side, read, missing, position, out);
             }
             self.tell_again(side, out);
         }
@@ -434,7 +445,10 @@ impl Connection {
         let requester = &mut self.directions[!side];
         let at = requester.requests.index(psn);
         let response = match at {
-            Some(at) => match requester.reads.take(at, opcode, length, position) {
+            Some(at) => match requester
+                .reads
+                .take(at, opcode, length, &packet.head, position)
+            {
                 // The response was complete before.
                 Response::Unknown if requester.requests.has(at) => Response::Again,
                 response => response,
@@ -445,7 +459,7 @@ impl Connection {
         self.count_again(side, psn, is_again, position, out);
         match response {
             Response::Continues | Response::Again => {}
-            Response::Completes(read) => self.end_read(side, &read, 0, position, out),
+            Response::Completes(read) => self.end_read(side, read, 0, position, out),
             Response::Unknown => {
                 let reading = self.directions[side].reading.get_or_insert_default();
                 reading.0 += u64::from(length);
@@ -468,7 +482,7 @@ impl Connection {
     fn end_read(
         &mut self,
         side: Side,
-        read: &Read,
+        read: Read,
         missing: u64,
         position: Position,
         out: &mut Out<'_>,
@@ -494,7 +508,16 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.emit(side, position, kind, faults, out);
+        let extra = Extra {
+            began: read.began,
+            // A missing packet would leave zeros that no end has sent.
+            content: if missing == 0 {
+                read.content
+            } else {
+                Vec::new()
+            },
+        };
+        self.emit_with(side, position, kind, faults, extra, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
@@ -592,20 +615,32 @@ impl Connection {
         broken: Vec<Broken>,
         out: &mut Out<'_>,
     ) {
+        self.emit_with(side, position, kind, broken, Extra::default(), out);
+    }
+
+    fn emit_with(
+        &mut self,
+        side: Side,
+        position: Position,
+        kind: EventKind,
+        broken: Vec<Broken>,
+        extra: Extra,
+        out: &mut Out<'_>,
+    ) {
         match self.upper {
             Upper::SmbDirect
                 if self.initiator.is_none()
                     && self.number.is_none()
                     && self.waiting.len() < MAX_WAITING =>
             {
-                self.waiting.push((side, position, kind, broken));
+                self.waiting.push((side, position, kind, broken, extra));
             }
             Upper::SmbDirect => {
                 self.tell_waiting(out);
-                self.tell(side, position, kind, broken, out);
+                self.tell(side, position, kind, broken, extra, out);
             }
             Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
-                self.waiting.push((side, position, kind, broken));
+                self.waiting.push((side, position, kind, broken, extra));
             }
             Upper::Undecided | Upper::Other => {}
         }
@@ -617,11 +652,12 @@ impl Connection {
         position: Position,
         kind: EventKind,
         broken: Vec<Broken>,
+        extra: Extra,
         out: &mut Out<'_>,
     ) {
         let from = Sender::of(side, self.initiator);
         let credits = in_order(self.smb.credits(), self.initiator);
-        let mut event = |stream, kind, broken| {
+        let mut event = |stream, kind, broken, extra| {
             (out.sink)(Event {
                 stream,
                 position,
@@ -629,6 +665,7 @@ impl Connection {
                 kind,
                 credits,
                 broken,
+                extra,
             });
         };
         let number = match self.number {
@@ -648,11 +685,11 @@ impl Connection {
                     roles_known: self.initiator.is_some(),
                     from_start: self.from_start,
                 };
-                event(*out.streams, kind, Vec::new());
+                event(*out.streams, kind, Vec::new(), Extra::default());
                 *out.streams
             }
         };
-        event(number, kind, broken);
+        event(number, kind, broken, extra);
     }
 }
 

@@ -9,7 +9,7 @@ use smbdirect::rdma::roce::{
 };
 
 use super::super::{
-    event::{Icrc, Repeated, RocePacket},
+    event::{Detail, Icrc, Repeated, RocePacket},
     packet::Datagram,
 };
 
@@ -18,7 +18,7 @@ use super::super::{
 pub(super) struct Packet {
     pub(super) bth: Bth,
     pub(super) extended: Extended,
-    /// The first bytes of the payload of a Send or a datagram.
+    /// The first bytes of the payload of a Send or a datagram, and with all content those of data.
     pub(super) head: Vec<u8>,
     /// Bytes of payload.
     pub(super) length: u32,
@@ -68,7 +68,10 @@ const MAX_HEAD_BYTES: usize = 4096;
 
 impl Packet {
     /// Decodes a packet; `None` if it has no BTH.
-    pub(super) fn decode(datagram: &Datagram<'_>) -> Option<Result<Self, Undecoded>> {
+    pub(super) fn decode(
+        datagram: &Datagram<'_>,
+        detail: Detail,
+    ) -> Option<Result<Self, Undecoded>> {
         let bytes = datagram.bytes;
         let is_cut = bytes.len() < datagram.length;
         let bth = bytes.first_chunk::<{ Bth::LENGTH }>()?;
@@ -101,7 +104,7 @@ impl Packet {
             Ok((bth, extended, payload)) => {
                 let start = Bth::LENGTH + extended.layout().length();
                 let captured = bytes.len().saturating_sub(start);
-                let kept = if has_content(bth.opcode) {
+                let kept = if has_content(bth.opcode) || detail == Detail::Content {
                     payload.len().min(captured).min(MAX_HEAD_BYTES)
                 } else {
                     0

@@ -14,7 +14,12 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        counts::RoceCounts, event::Icrc, out::Out, packet::Datagram, side::Side, tcp::Position,
+        counts::RoceCounts,
+        event::{Detail, Icrc},
+        out::Out,
+        packet::Datagram,
+        side::Side,
+        tcp::Position,
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
     connection::{Connection, QueuePair},
@@ -36,6 +41,8 @@ pub(crate) struct Roce {
     held_bytes: usize,
     /// The last datagrams of the CM.
     pub(super) recent: Recent,
+    /// The content that events carry.
+    pub(crate) detail: Detail,
 }
 
 /// The packets from an address to a queue pair.
@@ -89,7 +96,7 @@ impl Roce {
     ) {
         let (from, to) = (datagram.from, datagram.to);
         for part in packets(datagram) {
-            let decoded = Packet::decode(&part);
+            let decoded = Packet::decode(&part, self.detail);
             let is_right = matches!(&decoded, Some(Ok(packet)) if packet.icrc == Icrc::Right);
             if part.is_to_another_port && !is_right {
                 continue;
@@ -309,7 +316,8 @@ impl Roce {
     }
 
     /// Adds a connection and returns its number.
-    pub(super) fn add(&mut self, connection: Connection) -> u32 {
+    pub(super) fn add(&mut self, mut connection: Connection) -> u32 {
+        connection.detail = self.detail;
         self.last = self.last.wrapping_add(1);
         self.connections.insert(self.last, connection);
         self.name(self.last);

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use smbdirect::rdma::roce::packet::{Opcode, Reth};
 
-use super::super::tcp::Position;
+use super::super::{event::Detail, tcp::Position};
 
 /// The response to a Read, as far as it is in the capture.
 #[derive(Debug)]
@@ -16,6 +16,10 @@ pub(super) struct Read {
     /// Bytes and packets of the response so far.
     pub(super) length: u64,
     pub(super) packets: u64,
+    /// The first packet of the response in the capture.
+    pub(super) began: Option<Position>,
+    /// Its data in order, as far as it is kept.
+    pub(super) content: Vec<u8>,
     /// The index of the request, which its first packet shares.
     at: i64,
     /// The index after the last packet that it can have.
@@ -62,6 +66,8 @@ impl Reads {
             reth,
             length: 0,
             packets: 0,
+            began: None,
+            content: Vec::new(),
             at,
             limit,
             received: Indices::default(),
@@ -94,6 +100,7 @@ impl Reads {
         at: i64,
         opcode: Opcode,
         length: u32,
+        data: &[u8],
         position: Position,
     ) -> Response {
         // The limit of an earlier Read may be too high.
@@ -105,9 +112,12 @@ impl Reads {
             return Response::Again;
         }
         read.waited = 0;
+        read.began.get_or_insert(position);
+        let ends = matches!(opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly);
+        read.keep(at, ends, data);
         read.length += u64::from(length);
         read.packets += 1;
-        if matches!(opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly) {
+        if ends {
             read.end = Some((at + 1, position));
         }
         match read.missing() {
@@ -161,6 +171,26 @@ impl Reads {
 impl Read {
     fn covers(&self, at: i64) -> bool {
         (self.at..self.limit).contains(&at)
+    }
+
+    /// Keeps the data of a packet. All packets but the last have the same length.
+    fn keep(&mut self, at: i64, is_last: bool, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let start = if is_last {
+            (self.reth.length as usize).saturating_sub(data.len())
+        } else {
+            usize::try_from(at - self.at).unwrap_or(0) * data.len()
+        };
+        let end = start + data.len();
+        if end > Detail::Content.max_rdma_bytes() {
+            return;
+        }
+        if self.content.len() < end {
+            self.content.resize(end, 0);
+        }
+        self.content[start..end].copy_from_slice(data);
     }
 
     /// Returns the number of packets that are missing before the last one, once that was seen.

@@ -3,6 +3,7 @@
 
 mod broken;
 mod captures;
+mod explain;
 mod formats;
 mod roce;
 mod strays;

@@ -5,7 +5,7 @@ use smbdirect::rdma::roce::packet::{Extended, Opcode};
 use super::{
     super::{
         super::{
-            event::{EventKind, Region, broken},
+            event::{EventKind, Extra, Region, broken},
             out::Out,
             side::{PerSide, Side},
             smb::{Context, SmbDirect},
@@ -19,8 +19,6 @@ use super::{
     Connection, Sending, Upper,
 };
 
-/// Maximum number of bytes that are kept of a Send.
-const MAX_HEAD_BYTES: usize = 4096;
 /// Sends after which a connection that shows no message of SMB Direct is given up.
 const MAX_UNKNOWN_SENDS: u64 = 256;
 
@@ -104,9 +102,10 @@ impl Connection {
         if is_headless {
             self.out_of_sequence(side, "a packet of a Send that has not begun", position, out);
         }
+        sending.began.get_or_insert(position);
         let send = &mut sending.send;
         if sending.whole && send.head.len() as u64 == send.length {
-            let room = MAX_HEAD_BYTES.saturating_sub(send.head.len());
+            let room = self.detail.max_send_bytes().saturating_sub(send.head.len());
             let kept = packet.head.len().min(room);
             send.head.extend_from_slice(&packet.head[..kept]);
         }
@@ -161,7 +160,11 @@ impl Connection {
         let mut faults = Vec::new();
         let kind = self.smb.message(send, &mut context, &mut faults);
         self.learn_initiator(context.initiator, out);
-        self.emit(side, position, kind, faults, out);
+        let extra = Extra {
+            began: sending.began,
+            content: sending.send.head,
+        };
+        self.emit_with(side, position, kind, faults, extra, out);
     }
 
     /// Decides what the connection carries. Returns whether it may be SMB Direct.
@@ -222,11 +225,18 @@ impl Connection {
                 out,
             );
         }
-        let writing = self.directions[side].writing.get_or_insert(Region {
+        let room = self.detail.max_rdma_bytes();
+        let this = &mut self.directions[side];
+        let writing = this.writing.get_or_insert(Region {
             reth,
             length: 0,
             packets: 0,
         });
+        let written = &mut this.written;
+        written.began.get_or_insert(position);
+        if written.content.len() as u64 == writing.length && written.content.len() < room {
+            written.content.extend_from_slice(&packet.head);
+        }
         writing.length += u64::from(packet.length);
         writing.packets += 1;
         if packet.bth.opcode.ends_message() {
@@ -247,7 +257,15 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.emit(side, position, EventKind::RoceWrite(region), faults, out);
+        let extra = std::mem::take(&mut self.directions[side].written);
+        self.emit_with(
+            side,
+            position,
+            EventKind::RoceWrite(region),
+            faults,
+            extra,
+            out,
+        );
     }
 
     /// Reports a Write without its last packet.
@@ -258,7 +276,15 @@ impl Connection {
             } else {
                 Vec::new()
             };
-            self.emit(side, position, EventKind::RoceWrite(region), faults, out);
+            let extra = std::mem::take(&mut self.directions[side].written);
+            self.emit_with(
+                side,
+                position,
+                EventKind::RoceWrite(region),
+                faults,
+                extra,
+                out,
+            );
         }
     }
 

@@ -1,0 +1,364 @@
+//! Explains where the time of a capture's connections went, and what makes them slow.
+//!
+//! ```text
+//! assembly     Data Transfers            -> SMB2 messages
+//! operations   SMB2 messages, RDMA       -> requests and their stages
+//! path         packets of TCP and RoCE   -> round trips, losses, windows
+//! timeline     stages, credits, packets  -> each instant in one phase, by one cause
+//! verdict      the sums of all           -> the largest causes, their evidence and cures
+//! ```
+//!
+//! A capture is read once. Each connection keeps at most 65536 things that happened until they are in order, and all
+//! connections together at most [`MAX_MARKS`].
+
+mod account;
+pub(crate) mod assembly;
+mod cause;
+mod operations;
+mod path;
+mod report;
+mod timeline;
+mod verdict;
+
+use std::collections::BTreeMap;
+
+use self::{
+    assembly::Assembly,
+    operations::{Operations, nanos},
+    path::{Path, Signs},
+    timeline::{Mark, Timeline, What},
+};
+use crate::{
+    capture::Packet,
+    event::{Detail, End, Event, EventKind, Sender},
+    streams::Streams,
+    tcp::Position,
+};
+pub use cause::{Cause, Limit, Phase};
+pub use report::{
+    CauseReport, ConnectionReport, Evidence, Explanation, InMessages, PathReport, PhaseReport,
+    Reason, RequestReport, SessionReport, Verdict,
+};
+
+/// Reads a capture, and explains it at its end.
+///
+/// ```
+/// use smbdirect_decode::{Explain, Packets};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = "../smbdirect/tests/captures/siw-negotiate.pcap";
+/// let mut packets = Packets::new(std::fs::File::open(path)?)?;
+/// let mut explain = Explain::new(&[], &[]);
+/// while let Some(packet) = packets.next_packet()? {
+///     explain.packet(&packet);
+/// }
+/// let explanation = explain.finish();
+/// assert_eq!(explanation.connections.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Explain {
+    streams: Streams,
+    connections: BTreeMap<u32, Connection>,
+    /// Marks of all connections that wait.
+    marks: usize,
+    packets: u64,
+    has_time: bool,
+    /// Connections beyond [`MAX_CONNECTIONS`].
+    ignored: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Connection {
+    ends: [End; 2],
+    from_start: bool,
+    assembly: Assembly,
+    operations: Operations,
+    path: Path,
+    timeline: Timeline,
+    last: Position,
+    fewest_send_credits: [Option<u32>; 2],
+    /// Whether each end had send credits to spare in the last mark.
+    had_credits: [Option<bool>; 2],
+    gaps: u64,
+    has_ended: bool,
+}
+
+/// Maximum number of marks of all connections that wait to be sorted: about 150 MB.
+const MAX_MARKS: usize = 2 << 20;
+/// Maximum number of connections that are explained. A hostile capture can have any number of them.
+const MAX_CONNECTIONS: usize = 1000;
+/// Packets of one end within this time of each other are one mark.
+const PACKET_INTERVAL: u64 = 50_000;
+
+impl Explain {
+    /// Explains connections to the ports of SMB Direct and to `ports`, and RoCE on its UDP port and on
+    /// `udp_ports`.
+    pub fn new(ports: &[u16], udp_ports: &[u16]) -> Self {
+        Self {
+            streams: Streams::new(ports, udp_ports).with_detail(Detail::Heads),
+            connections: BTreeMap::new(),
+            marks: 0,
+            packets: 0,
+            has_time: false,
+            ignored: 0,
+        }
+    }
+
+    /// Takes the next packet.
+    pub fn packet(&mut self, packet: &Packet<'_>) {
+        self.packets += 1;
+        self.has_time |= !packet.time.is_zero();
+        let Self {
+            streams,
+            connections,
+            marks,
+            ignored,
+            ..
+        } = self;
+        streams.packet(packet, &mut |event| {
+            take(connections, marks, ignored, &event);
+        });
+        if self.marks > MAX_MARKS {
+            for connection in self.connections.values_mut() {
+                let half = connection.timeline.waiting() / 2;
+                connection.settle(half);
+            }
+            let waiting = |connection: &Connection| connection.timeline.waiting();
+            self.marks = self.connections.values().map(waiting).sum();
+        }
+    }
+
+    /// Returns the number of packets so far, and how many of them are of TCP.
+    pub const fn counts(&self) -> &crate::Counts {
+        self.streams.counts()
+    }
+
+    /// Ends the capture, and explains it.
+    pub fn finish(mut self) -> Explanation {
+        let Self {
+            streams,
+            connections,
+            marks,
+            ignored,
+            ..
+        } = &mut self;
+        streams.finish(&mut |event| take(connections, marks, ignored, &event));
+        for connection in self.connections.values_mut() {
+            connection.finish();
+        }
+        let mut unseen = verdict::unseen(&self.connections);
+        if self.packets > 0 && !self.has_time {
+            unseen.push("The capture has no times.".into());
+        }
+        if self.ignored > 0 {
+            unseen.push(format!(
+                "{} more connections are not explained.",
+                self.ignored
+            ));
+        }
+        let plain = self.streams.plain_smb_bytes();
+        if plain > 0 {
+            unseen.push(format!(
+                "{plain} bytes went over TCP to or from port 445: SMB without RDMA, which is not explained."
+            ));
+        }
+        Explanation {
+            verdict: verdict::verdict(&self.connections),
+            sessions: verdict::sessions(&self.connections),
+            connections: verdict::connections(&self.connections),
+            unseen,
+        }
+    }
+}
+
+/// Hands an event to its connection.
+fn take(
+    connections: &mut BTreeMap<u32, Connection>,
+    marks: &mut usize,
+    ignored: &mut u64,
+    event: &Event,
+) {
+    if let EventKind::Stream {
+        ends, from_start, ..
+    } = event.kind
+    {
+        if connections.len() < MAX_CONNECTIONS {
+            let connection = Connection::new(ends, from_start, event.position);
+            connections.insert(event.stream, connection);
+        } else {
+            *ignored += 1;
+        }
+    } else if let Some(connection) = connections.get_mut(&event.stream) {
+        let before = connection.timeline.waiting();
+        connection.event(event);
+        *marks = (*marks + connection.timeline.waiting()).saturating_sub(before);
+    }
+}
+
+impl Connection {
+    fn new(ends: [End; 2], from_start: bool, first: Position) -> Self {
+        Self {
+            ends,
+            from_start,
+            assembly: Assembly::new(Detail::Heads),
+            operations: Operations::default(),
+            path: Path::default(),
+            timeline: Timeline::default(),
+            last: first,
+            fewest_send_credits: [None; 2],
+            had_credits: [None; 2],
+            gaps: 0,
+            has_ended: false,
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        if event.position.time > self.last.time {
+            self.last = event.position;
+        }
+        match &event.kind {
+            EventKind::DataTransfer(_) => {
+                self.send_credits(event);
+                if let Some(message) = self.assembly.event(event) {
+                    let from_start = self.from_start;
+                    self.with_operations(|operations, marks| {
+                        operations.message(&message, from_start, marks);
+                    });
+                }
+            }
+            EventKind::Gap { .. } | EventKind::MissingPackets { .. } => {
+                self.gaps += 1;
+                self.assembly.lost();
+                self.with_operations(|operations, marks| operations.lost(event.position, marks));
+            }
+            EventKind::Closed { .. } if !self.has_ended => {
+                self.has_ended = true;
+                self.with_operations(|operations, marks| operations.lost(event.position, marks));
+            }
+            _ => {
+                self.rdma(event);
+                self.packet(event);
+            }
+        }
+    }
+
+    /// Takes an RDMA operation.
+    fn rdma(&mut self, event: &Event) {
+        let at = event.position;
+        let places = [event.extra.began.unwrap_or(at), at];
+        self.with_operations(|operations, marks| match &event.kind {
+            EventKind::Write(tagged) => operations.data(tagged.stag, tagged.length, places, marks),
+            EventKind::ReadRequest(read) => {
+                operations.read(read.source_stag, Some(read.sink_stag), at, marks);
+            }
+            EventKind::ReadResponse(tagged) => {
+                operations.read_response(Some(tagged.stag), tagged.length, at, marks);
+            }
+            EventKind::RoceWrite(region) => {
+                if let Some(reth) = region.reth {
+                    operations.data(reth.r_key, region.length, places, marks);
+                }
+            }
+            EventKind::RoceReadRequest(reth) => operations.read(reth.r_key, None, at, marks),
+            EventKind::RoceReadResponse(region) => {
+                let token = region.reth.map(|reth| reth.r_key);
+                operations.read_response(token, region.length, at, marks);
+            }
+            _ => {}
+        });
+    }
+
+    /// Takes what a packet says about the path.
+    fn packet(&mut self, event: &Event) {
+        let Some(by_client) = self.by_client(event.from) else {
+            return;
+        };
+        let mut signs = Signs::default();
+        self.path.event(event, by_client, &mut signs);
+        for (time, what) in signs.marks {
+            self.mark(time, event.position.frame, what);
+        }
+    }
+
+    /// Returns whether the client sent an event. Without any sign, the first end counts as the client.
+    fn by_client(&self, from: Sender) -> Option<bool> {
+        let is_first = matches!(from, Sender::Initiator | Sender::A);
+        Some(self.assembly.is_client(from).unwrap_or(is_first))
+    }
+
+    fn send_credits(&mut self, event: &Event) {
+        for (fewest, credits) in self.fewest_send_credits.iter_mut().zip(event.credits) {
+            if let Some(credits) = credits {
+                *fewest = Some(fewest.map_or(credits, |fewest| fewest.min(credits)));
+            }
+        }
+        let has_credits = event
+            .credits
+            .map(|credits| credits.map(|credits| credits > 1));
+        if has_credits != self.had_credits {
+            self.had_credits = has_credits;
+            let what = What::SendCredits(event.credits);
+            self.mark(nanos(event.position), event.position.frame, what);
+        }
+    }
+
+    fn with_operations(
+        &mut self,
+        run: impl FnOnce(&mut Operations, &mut dyn FnMut(Position, What)),
+    ) {
+        let round_trips = self.path.round_trips();
+        let Self {
+            operations,
+            timeline,
+            ..
+        } = self;
+        run(operations, &mut |at: Position, what| {
+            let mark = Mark {
+                time: nanos(at),
+                frame: at.frame,
+                what,
+            };
+            timeline.push(mark, round_trips);
+        });
+    }
+
+    fn mark(&mut self, time: u64, frame: u64, what: What) {
+        let round_trips = self.path.round_trips();
+        self.timeline.push(Mark { time, frame, what }, round_trips);
+    }
+
+    fn settle(&mut self, count: usize) {
+        self.timeline.settle(count, self.path.round_trips());
+    }
+
+    fn finish(&mut self) {
+        let (time, frame) = (nanos(self.last), self.last.frame);
+        let mut signs = Signs::default();
+        self.path.finish(time, &mut signs);
+        for (time, what) in signs.marks {
+            self.mark(time, frame, what);
+        }
+        let what = What::Packet {
+            by_client: true,
+            has_data: false,
+            acknowledges: false,
+        };
+        self.mark(time, frame, what);
+        self.timeline.finish(self.path.round_trips());
+        self.timeline.account.end_run();
+    }
+
+    /// Returns the bytes of data that moved.
+    fn bytes(&self) -> u64 {
+        let in_messages = self.operations.in_messages.values();
+        self.operations.rdma_bytes + in_messages.map(|counts| counts.bytes).sum::<u64>()
+    }
+
+    fn requests(&self) -> u64 {
+        let kinds = self.operations.kinds.values();
+        kinds.map(|sums| sums.requests).sum()
+    }
+}

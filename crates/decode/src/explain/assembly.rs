@@ -1,0 +1,124 @@
+//! The SMB2 messages of a connection, put together from their Data Transfers.
+
+use smbdirect_smb::smb2::{Flags, Header, Protocol};
+
+use crate::{
+    event::{Detail, Event, EventKind, Payload, Sender},
+    tcp::Position,
+};
+
+/// An SMB2 message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) from_client: bool,
+    /// The packets with its first and its last byte.
+    pub(crate) began: Position,
+    pub(crate) ended: Position,
+    pub(crate) protocol: Protocol,
+    /// Its first bytes, or all of them.
+    pub(crate) head: Vec<u8>,
+    pub(crate) length: u64,
+}
+
+/// Puts the messages of a connection together.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly {
+    detail: Detail,
+    /// The sender that is the client, if that is known.
+    client: Option<Sender>,
+    partial: [Option<Message>; 2],
+}
+
+/// Maximum number of bytes of a message that are kept with its content: those of the largest READ or WRITE, and
+/// their headers.
+const MAX_MESSAGE_BYTES: usize = (8 << 20) + 4096;
+/// Maximum number of bytes of a message that are kept without its content.
+const MAX_HEAD_BYTES: usize = 4096;
+
+impl Assembly {
+    pub(crate) fn new(detail: Detail) -> Self {
+        Self {
+            detail,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether the client is the sender of an event; `None` if it is unknown which end that is.
+    pub(crate) fn is_client(&self, from: Sender) -> Option<bool> {
+        match from {
+            Sender::Initiator => Some(true),
+            Sender::Responder => Some(false),
+            Sender::A | Sender::B => self.client.map(|client| client == from),
+        }
+    }
+
+    /// Forgets the messages that have not ended, because the capture lacks something.
+    pub(crate) fn lost(&mut self) {
+        self.partial = [None, None];
+    }
+
+    /// Takes an event, and returns the message that it completes.
+    pub(crate) fn event(&mut self, event: &Event) -> Option<Message> {
+        let EventKind::DataTransfer(transfer) = &event.kind else {
+            return None;
+        };
+        if transfer.data_length == 0 {
+            return None;
+        }
+        let content = &event.extra.content;
+        let start = (transfer.data_offset as usize).min(content.len());
+        let end = start.saturating_add(transfer.data_length as usize);
+        let payload = &content[start..end.min(content.len())];
+        let protocol = Protocol::of(payload);
+        self.learn_client(event.from, payload);
+        let from_client = self.is_client(event.from)?;
+        let begins = !matches!(transfer.payload, Payload::Continued | Payload::None)
+            || protocol == Protocol::Smb2;
+        let partial = &mut self.partial[usize::from(from_client)];
+        if begins {
+            *partial = Some(Message {
+                from_client,
+                began: event.extra.began.unwrap_or(event.position),
+                ended: event.position,
+                protocol,
+                head: Vec::new(),
+                length: 0,
+            });
+        }
+        let message = partial.as_mut()?;
+        let limit = if self.detail == Detail::Content {
+            MAX_MESSAGE_BYTES
+        } else {
+            MAX_HEAD_BYTES
+        };
+        if message.head.len() as u64 == message.length {
+            let room = limit.saturating_sub(message.head.len());
+            message
+                .head
+                .extend_from_slice(&payload[..payload.len().min(room)]);
+        }
+        message.length += u64::from(transfer.data_length);
+        message.ended = event.position;
+        if transfer.remaining_data_length == 0 {
+            partial.take()
+        } else {
+            None
+        }
+    }
+
+    /// Learns from a message which end is the client.
+    fn learn_client(&mut self, from: Sender, payload: &[u8]) {
+        if self.client.is_some() || !matches!(from, Sender::A | Sender::B) {
+            return;
+        }
+        if let Some((_, flags)) = Header::command_and_flags(payload) {
+            let other = if from == Sender::A {
+                Sender::B
+            } else {
+                Sender::A
+            };
+            let is_response = flags.contains(Flags::RESPONSE);
+            self.client = Some(if is_response { other } else { from });
+        }
+    }
+}

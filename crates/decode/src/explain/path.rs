@@ -1,0 +1,290 @@
+//! What the packets of a connection say about its path: round trips, losses, and closed windows.
+
+use smbdirect::rdma::roce::{
+    Psn,
+    packet::{Opcode, Syndrome},
+};
+
+use super::{
+    PACKET_INTERVAL,
+    operations::nanos,
+    report::PathReport,
+    timeline::{RoundTrips, What},
+};
+use crate::{
+    event::{Event, EventKind, Repeated, RocePacket},
+    tcp::{Recovery, TcpPacket},
+};
+
+/// The path of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Path {
+    /// The shortest round trips to the client and to the server, in nanoseconds.
+    shortest: [Option<u64>; 2],
+    /// Whether the window of the peer is closed to the server and to the client.
+    closed: [bool; 2],
+    ends: [EndOfRoce; 2],
+    /// A recovery of TCP that has not ended: since when, the attempts, and the length of the packet.
+    recovery: Option<(u64, u32, u32)>,
+    /// The time and the sort of the last packet that was marked.
+    last: Option<(u64, [bool; 3])>,
+    pub(super) report: PathReport,
+}
+
+/// What an end of RoCE has sent. The first of two is the client.
+#[derive(Debug, Default)]
+struct EndOfRoce {
+    /// The highest PSN.
+    highest: Option<Psn>,
+    /// The time of the last packet that was not sent again.
+    last_new: u64,
+    /// The time of a NAK of the peer since then.
+    nak: Option<u64>,
+    /// A request whose acknowledgement is waited for, and its time.
+    probe: Option<(Psn, u64)>,
+    loss: Option<RoceLoss>,
+}
+
+/// A loss of RoCE that has not ended.
+#[derive(Clone, Copy, Debug)]
+struct RoceLoss {
+    since: u64,
+    first: Psn,
+    until: Psn,
+    attempts: u32,
+    length: u32,
+}
+
+/// What an event means for the timeline.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    pub(super) marks: Vec<(u64, What)>,
+}
+
+/// If the first packet of a loss was sent again this often, no copy of it arrives.
+const BLACK_HOLE_ATTEMPTS: u32 = 3;
+/// A smaller packet passes every link.
+const BLACK_HOLE_BYTES: u32 = 1000;
+
+impl Path {
+    /// Returns the round trips, as far as they are known.
+    pub(super) fn round_trips(&self) -> RoundTrips {
+        let [client, server] = self.shortest.map(Option::unwrap_or_default);
+        RoundTrips { client, server }
+    }
+
+    /// Returns the shortest round trips to the client and to the server in seconds.
+    pub(super) fn shortest(&self) -> [Option<f64>; 2] {
+        self.shortest
+            .map(|shortest| shortest.map(|nanos| nanos as f64 / 1e9))
+    }
+
+    /// Takes an event of the client or the server.
+    pub(super) fn event(&mut self, event: &Event, by_client: bool, signs: &mut Signs) {
+        let now = nanos(event.position);
+        match &event.kind {
+            EventKind::TcpPacket(packet) if !packet.is_copy => {
+                self.tcp(packet, by_client, (now, event.position.frame), signs);
+            }
+            EventKind::Packet(packet) if packet.repeated != Repeated::CapturedAgain => {
+                self.roce(packet, by_client, (now, event.position.frame), signs);
+            }
+            EventKind::Nak { .. } => {
+                self.report.naks += 1;
+                self.ends[usize::from(by_client)].nak.get_or_insert(now);
+            }
+            EventKind::RnrNak { .. } => self.report.rnr_naks += 1,
+            _ => {}
+        }
+    }
+
+    /// Ends the recoveries that the capture does not show the end of.
+    pub(super) fn finish(&mut self, now: u64, signs: &mut Signs) {
+        if let Some((since, attempts, length)) = self.recovery.take() {
+            loss(since, now, attempts, length, signs);
+        }
+        for end in &mut self.ends {
+            end.end_loss(now, signs);
+        }
+    }
+
+    fn tcp(
+        &mut self,
+        packet: &TcpPacket,
+        by_client: bool,
+        (now, frame): (u64, u64),
+        signs: &mut Signs,
+    ) {
+        let has_data = packet.length > 0;
+        self.mark_packet(now, [by_client, has_data, packet.acknowledges], signs);
+        if let Some(round_trip) = packet.round_trip {
+            let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+            self.round_trip(!by_client, nanos);
+        }
+        self.report.duplicate_acks += u64::from(packet.duplicate_ack);
+        self.report.zero_windows += u64::from(packet.zero_window);
+        if packet.sent_again {
+            self.sent_again(frame);
+        }
+        if let Some(recovery) = packet.recovery {
+            self.recovery(&recovery, packet.length, now, signs);
+        }
+        let were_closed = self.closed.contains(&true);
+        if has_data {
+            self.closed[usize::from(by_client)] = packet.window_full;
+        }
+        if packet.zero_window {
+            self.closed[usize::from(!by_client)] = true;
+        } else if packet.acknowledges {
+            self.closed[usize::from(!by_client)] = false;
+        }
+        let are_closed = self.closed.contains(&true);
+        if were_closed != are_closed {
+            signs.marks.push((now, What::Window(are_closed)));
+        }
+    }
+
+    fn recovery(&mut self, recovery: &Recovery, length: u32, now: u64, signs: &mut Signs) {
+        let since = u64::try_from(recovery.since.as_nanos()).unwrap_or(now);
+        if recovery.ended {
+            let length = self.recovery.map_or(0, |(.., length)| length);
+            self.recovery = None;
+            loss(since, now, recovery.attempts, length, signs);
+        } else {
+            self.recovery = Some((since, recovery.attempts, length));
+        }
+    }
+
+    fn sent_again(&mut self, frame: u64) {
+        self.report.sent_again += 1;
+        self.report.first_sent_again.get_or_insert(frame);
+    }
+
+    fn round_trip(&mut self, to_server: bool, nanos: u64) {
+        let shortest = &mut self.shortest[usize::from(to_server)];
+        *shortest = Some(shortest.map_or(nanos, |shortest| shortest.min(nanos)));
+    }
+
+    /// Marks a packet, unless another one like it was marked just before.
+    fn mark_packet(&mut self, now: u64, sort: [bool; 3], signs: &mut Signs) {
+        let is_same = |&(time, before): &(u64, [bool; 3])| {
+            before == sort && now.saturating_sub(time) < PACKET_INTERVAL
+        };
+        if self.last.as_ref().is_some_and(is_same) {
+            return;
+        }
+        self.last = Some((now, sort));
+        let [by_client, has_data, acknowledges] = sort;
+        let what = What::Packet {
+            by_client,
+            has_data,
+            acknowledges,
+        };
+        signs.marks.push((now, what));
+    }
+
+    fn roce(
+        &mut self,
+        packet: &RocePacket,
+        by_client: bool,
+        (now, frame): (u64, u64),
+        signs: &mut Signs,
+    ) {
+        let opcode = packet.bth.opcode;
+        if opcode == Opcode::UdSendOnly {
+            return;
+        }
+        let psn = packet.bth.psn;
+        let is_again = packet.repeated == Repeated::SentAgain;
+        if opcode.is_response() {
+            let is_ack = opcode == Opcode::Acknowledge;
+            self.mark_packet(now, [by_client, !is_ack, is_ack], signs);
+            let is_negative = packet.aeth.is_some_and(|aeth| {
+                matches!(aeth.syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
+            });
+            if !is_negative && !is_again {
+                self.acknowledged(psn, by_client, is_ack, now, signs);
+            }
+            if is_again {
+                self.sent_again(frame);
+            }
+            return;
+        }
+        self.mark_packet(now, [by_client, true, false], signs);
+        let end = &mut self.ends[usize::from(!by_client)];
+        if is_again {
+            end.send_again(psn, packet.length, now);
+            self.sent_again(frame);
+            return;
+        }
+        if end.loss.is_some_and(|loss| psn.distance(loss.until) > 0) {
+            end.end_loss(now, signs);
+        }
+        if end.highest.is_none_or(|highest| psn.distance(highest) > 0) {
+            end.highest = Some(psn);
+        }
+        (end.last_new, end.nak) = (now, None);
+        if packet.bth.ack_request && opcode != Opcode::ReadRequest {
+            end.probe.get_or_insert((psn, now));
+        }
+    }
+
+    /// The peer of an end acknowledges its packets up to a PSN.
+    fn acknowledged(
+        &mut self,
+        psn: Psn,
+        by_client: bool,
+        is_ack: bool,
+        now: u64,
+        signs: &mut Signs,
+    ) {
+        let end = &mut self.ends[usize::from(by_client)];
+        if end.loss.is_some_and(|loss| psn.distance(loss.until) >= 0) {
+            end.end_loss(now, signs);
+        }
+        if let Some((probe, sent)) = end.probe
+            && psn.distance(probe) >= 0
+        {
+            end.probe = None;
+            if is_ack {
+                self.round_trip(!by_client, now.saturating_sub(sent));
+            }
+        }
+    }
+}
+
+impl EndOfRoce {
+    fn send_again(&mut self, psn: Psn, length: u32, now: u64) {
+        self.probe = None;
+        let since = self.nak.unwrap_or(self.last_new).min(now);
+        let until = self.highest.unwrap_or(psn);
+        let loss = self.loss.get_or_insert(RoceLoss {
+            since,
+            first: psn,
+            until,
+            attempts: 0,
+            length,
+        });
+        if loss.first == psn {
+            loss.attempts += 1;
+        }
+    }
+
+    fn end_loss(&mut self, now: u64, signs: &mut Signs) {
+        if let Some(ended) = self.loss.take() {
+            loss(ended.since, now, ended.attempts, ended.length, signs);
+        }
+    }
+}
+
+/// Marks a loss.
+fn loss(since: u64, until: u64, attempts: u32, length: u32, signs: &mut Signs) {
+    let is_black_hole = attempts >= BLACK_HOLE_ATTEMPTS && length >= BLACK_HOLE_BYTES;
+    for (time, begins) in [(since, true), (until.max(since), false)] {
+        let what = What::Loss {
+            begins,
+            is_black_hole,
+        };
+        signs.marks.push((time, what));
+    }
+}

@@ -1,0 +1,243 @@
+//! What an explanation says, for people and for programs.
+
+use serde::Serialize;
+
+use super::cause::{Cause, Limit, Phase};
+use crate::event::End;
+
+/// The explanation of a capture. It serialises to the object that `smbdirect decode --explain --json` prints.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename = "explanation")]
+pub struct Explanation {
+    /// What makes the connections with the data slow.
+    pub verdict: Verdict,
+    /// Each connection, in the order in which they begin.
+    pub connections: Vec<ConnectionReport>,
+    /// SMB sessions with more than one connection.
+    pub sessions: Vec<SessionReport>,
+    /// What the capture does not show.
+    pub unseen: Vec<String>,
+}
+
+/// What makes connections slow, or that nothing is wrong.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// The streams that it is about: those that move the data.
+    pub streams: Vec<u32>,
+    /// Their time without idle time, in seconds.
+    pub seconds: f64,
+    /// Bytes of data that they moved, by RDMA and in messages.
+    pub bytes: u64,
+    /// The largest causes, the largest first; none if nothing is wrong.
+    pub causes: Vec<CauseReport>,
+    /// What limits the connections apart from that.
+    pub limit: Limit,
+    /// The share of the time that belongs to no cause.
+    pub limit_share: f64,
+}
+
+/// A cause, its share of the time, and where to see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct CauseReport {
+    /// The cause.
+    pub cause: Cause,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Its share of the time without idle time, from 0 to 1.
+    pub share: f64,
+    /// What is wrong, in words.
+    pub words: String,
+    /// The figures that show it.
+    pub figures: String,
+    /// Its longest intervals.
+    pub evidence: Vec<Evidence>,
+    /// The cure for each system.
+    pub cures: Vec<[&'static str; 2]>,
+}
+
+/// An interval that shows a cause.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Evidence {
+    /// The stream.
+    pub stream: u32,
+    /// The frames before and after it.
+    pub frames: [u64; 2],
+    /// Its duration.
+    pub seconds: f64,
+}
+
+/// A connection.
+#[derive(Clone, Debug, Serialize)]
+pub struct ConnectionReport {
+    /// The number of its stream.
+    pub stream: u32,
+    /// The client and the server, as far as that is known.
+    #[serde(serialize_with = "ends")]
+    pub ends: [End; 2],
+    /// Whether its beginning is in the capture.
+    pub from_start: bool,
+    /// From its first to its last packet.
+    pub seconds: f64,
+    /// The seconds of each phase; they add up to `seconds`.
+    pub phases: Vec<PhaseReport>,
+    /// Each kind of request.
+    pub requests: Vec<RequestReport>,
+    /// Requests outstanding while there were any, on average, and at most.
+    pub outstanding: f64,
+    /// The most requests that were outstanding at the same time.
+    pub most_outstanding: u32,
+    /// Bytes that moved by RDMA.
+    pub rdma_bytes: u64,
+    /// READs and WRITEs that moved in messages, and why.
+    pub in_messages: Vec<InMessages>,
+    /// The fewest SMB2 credits that the client held after a request.
+    pub fewest_smb2_credits: Option<i64>,
+    /// The fewest send credits that the client and the server held.
+    pub fewest_send_credits: [Option<u32>; 2],
+    /// The shortest round trips from the capture to the client and to the server, in seconds.
+    pub round_trips: [Option<f64>; 2],
+    /// Signs of the path.
+    pub path: PathReport,
+}
+
+/// The time of a phase.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PhaseReport {
+    /// The phase.
+    pub phase: Phase,
+    /// Its seconds.
+    pub seconds: f64,
+    /// Its share of the connection's time.
+    pub share: f64,
+}
+
+/// The requests of a kind and size. The times are means, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RequestReport {
+    /// READ, WRITE, `metadata` or `encrypted`.
+    pub kind: &'static str,
+    /// Their size.
+    pub size: &'static str,
+    /// How many.
+    pub requests: u64,
+    /// Bytes that they asked for.
+    pub bytes: u64,
+    /// Bytes that moved by RDMA.
+    pub rdma_bytes: u64,
+    /// From the first to the last byte of the request.
+    pub request: f64,
+    /// From there to the first byte of data by RDMA, or of the response.
+    pub server_before: f64,
+    /// From the first to the last byte of data by RDMA.
+    pub data: f64,
+    /// From there to the first byte of the response.
+    pub server_after: f64,
+    /// From the first to the last byte of the response.
+    pub response: f64,
+}
+
+/// READs and WRITEs that moved in messages, for one reason.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct InMessages {
+    /// The reason.
+    pub reason: Option<Reason>,
+    /// How many.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Why data moved in messages although RDMA was possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Less than 4096 bytes: RDMA would not be faster.
+    Small,
+    /// The client uses RDMA only for more bytes.
+    Threshold,
+    /// The session is signed.
+    Signed,
+    /// The session is encrypted, or its messages are compressed.
+    Encrypted,
+}
+
+impl Reason {
+    /// Returns the reason in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Threshold => "below the client's threshold",
+            Self::Signed => "signed",
+            Self::Encrypted => "encrypted",
+        }
+    }
+}
+
+/// Signs of the path in a connection.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PathReport {
+    /// Packets that were sent again.
+    pub sent_again: u64,
+    /// Acknowledgements that repeat one.
+    pub duplicate_acks: u64,
+    /// Packets with a window of 0.
+    pub zero_windows: u64,
+    /// NAKs of RoCE.
+    pub naks: u64,
+    /// NAKs of RoCE for lack of a receive.
+    pub rnr_naks: u64,
+    /// Packets or pieces that the capture lacks.
+    pub gaps: u64,
+    /// The frame of the first packet that was sent again.
+    pub first_sent_again: Option<u64>,
+}
+
+/// A session over several connections.
+#[derive(Clone, Debug, Serialize)]
+pub struct SessionReport {
+    /// SessionId.
+    pub session: u64,
+    /// Its streams.
+    pub streams: Vec<u32>,
+    /// The bytes of data of each.
+    pub bytes: Vec<u64>,
+}
+
+/// The size of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum SizeClass {
+    None,
+    Below4K,
+    Below32K,
+    Below256K,
+    Below1M,
+    Above,
+}
+
+impl SizeClass {
+    pub(super) const fn of(size: u32) -> Self {
+        match size {
+            0 => Self::None,
+            1..0x1000 => Self::Below4K,
+            0x1000..0x8000 => Self::Below32K,
+            0x8000..0x4_0000 => Self::Below256K,
+            0x4_0000..0x10_0000 => Self::Below1M,
+            0x10_0000.. => Self::Above,
+        }
+    }
+
+    pub(super) const fn words(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Below4K => "below 4 KiB",
+            Self::Below32K => "4 KiB to 32 KiB",
+            Self::Below256K => "32 KiB to 256 KiB",
+            Self::Below1M => "256 KiB to 1 MiB",
+            Self::Above => "1 MiB and more",
+        }
+    }
+}
+
+fn ends<S: serde::Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(ends.iter().map(ToString::to_string))
+}

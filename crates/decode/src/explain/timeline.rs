@@ -1,0 +1,525 @@
+//! Attributes each instant of a connection to one phase and one cause.
+//!
+//! What happens on a connection is a list of [`Mark`]s. A loss shows only later when it began, and a message that
+//! waited for missing bytes is known late, so marks arrive out of order: the last ones are kept, sorted, and
+//! settled when there are too many. Between two marks nothing changes, and the interval counts for one phase.
+
+use std::collections::BTreeSet;
+
+use super::{
+    account::Account,
+    cause::{Cause, Phase},
+};
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    /// Nanoseconds since 1970.
+    pub(super) time: u64,
+    pub(super) frame: u64,
+    pub(super) what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    /// A packet.
+    Packet {
+        by_client: bool,
+        has_data: bool,
+        acknowledges: bool,
+    },
+    /// The first byte of a request.
+    Began(Tag),
+    /// A request is in another stage.
+    Moved {
+        id: u64,
+        from: Stage,
+        to: Stage,
+        /// The time when the server had the request.
+        asked: u64,
+        tag: Tag,
+    },
+    /// The SMB Direct send credits of the client and the server.
+    SendCredits([Option<u32>; 2]),
+    /// The SMB2 credits of the client, and how many its next request needs.
+    Smb2Credits { held: i64, charge: i64 },
+    /// A loss begins or ends; `is_black_hole` if large packets never arrive.
+    Loss { begins: bool, is_black_hole: bool },
+    /// Whether the window of a receiver is closed.
+    Window(bool),
+}
+
+/// The place of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Request,
+    Server,
+    Data,
+    Response,
+    Done,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    pub(super) size: u32,
+    pub(super) sort: Sort,
+}
+
+/// How a request counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    /// A READ or WRITE whose data is moved by RDMA, or is small.
+    Data,
+    /// A READ or WRITE whose data is in messages, for this reason.
+    InMessages(Cause),
+    Metadata,
+}
+
+/// Known properties of the path and of the ends, for which no end is to blame.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RoundTrips {
+    /// From the capture to the client and back, and to the server and back, in nanoseconds.
+    pub(super) client: u64,
+    pub(super) server: u64,
+}
+
+/// The state of a connection between two marks.
+#[derive(Debug, Default)]
+pub(super) struct Timeline {
+    marks: Vec<Mark>,
+    now: u64,
+    frame: u64,
+    state: State,
+    pub(super) account: Account,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    outstanding: i32,
+    /// Requests in each stage before `Done`.
+    stages: [i32; 4],
+    /// Outstanding requests of each sort.
+    signed: i32,
+    encrypted: i32,
+    threshold: i32,
+    metadata: i32,
+    small: i32,
+    /// The nanoseconds that a good server needs for all requests.
+    work: u64,
+    /// The time when the server had each request, and its number.
+    asked: BTreeSet<(u64, u64)>,
+    last: Option<Tag>,
+    /// The time when the last request was answered, if none is outstanding.
+    done: u64,
+    send_credits: [Option<u32>; 2],
+    smb2_held: Option<i64>,
+    smb2_charge: i64,
+    losses: i32,
+    black_holes: i32,
+    window: bool,
+    /// Time in which the client asked for nothing, and the frame where that began.
+    thought: u64,
+    thought_since: u64,
+}
+
+/// Maximum number of marks of a connection that wait to be sorted.
+const MAX_MARKS: usize = 1 << 16;
+/// A round trip above this makes the path a cause.
+const LONG_ROUND_TRIP: u64 = 300_000;
+/// A longer pause within a message is not the pace of the wire.
+const LONG_PAUSE: u64 = 1_000_000;
+/// No implementation acknowledges later than this unless it delays acknowledgements on purpose.
+const DELAYED_ACKNOWLEDGEMENT: u64 = 30_000_000;
+/// A client needs this long from a response to the next request, if it has something to ask for.
+const QUICK_THOUGHT: u64 = 100_000;
+/// A longer pause between requests is not a slow copy, but no copy.
+const IDLE: u64 = 1_000_000_000;
+/// A server that has the data in memory answers within this time, and moves a byte in each nanosecond.
+const QUICK_ANSWER: u64 = 500_000;
+/// Requests for fewer bytes cost more than their data.
+const SMALL_BYTES: u32 = 32 << 10;
+/// Processors move signed data, or data in messages, with at least 250 MB/s, in nanoseconds a byte.
+const MESSAGE_BYTE: u64 = 4;
+
+impl Timeline {
+    /// Adds what happened. Settles old marks if there are too many.
+    pub(super) fn push(&mut self, mark: Mark, round_trips: RoundTrips) {
+        self.marks.push(mark);
+        if self.marks.len() >= MAX_MARKS {
+            self.settle(MAX_MARKS / 2, round_trips);
+        }
+    }
+
+    /// Returns the number of marks that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// Settles this many of the oldest marks.
+    pub(super) fn settle(&mut self, count: usize, round_trips: RoundTrips) {
+        self.marks.sort_by_key(|mark| mark.time);
+        let count = count.min(self.marks.len());
+        let mut marks = std::mem::take(&mut self.marks);
+        for mark in marks.drain(..count) {
+            self.advance(&mark, round_trips);
+        }
+        self.marks = marks;
+    }
+
+    /// Settles all marks at the end of the connection.
+    pub(super) fn finish(&mut self, round_trips: RoundTrips) {
+        self.settle(usize::MAX, round_trips);
+        self.end_thought();
+    }
+
+    fn advance(&mut self, mark: &Mark, round_trips: RoundTrips) {
+        if self.now == 0 {
+            (self.now, self.state.done) = (mark.time, mark.time);
+            self.state.thought_since = mark.frame;
+        }
+        if mark.time > self.now {
+            self.account
+                .outstanding(self.state.outstanding, mark.time - self.now);
+            self.attribute(mark, round_trips);
+            self.now = mark.time;
+        }
+        self.frame = mark.frame;
+        if self.state.apply(mark) {
+            self.end_thought();
+        }
+    }
+
+    /// Attributes the time from now to the next mark.
+    fn attribute(&mut self, next: &Mark, round_trips: RoundTrips) {
+        let state = &self.state;
+        if state.losses > 0 {
+            let cause = if state.black_holes > 0 {
+                Cause::MtuBlackHole
+            } else {
+                Cause::Loss
+            };
+            self.add(Phase::Retransmission, Some(cause), next.time, next.frame);
+        } else if state.outstanding <= 0 {
+            self.thinks(next, round_trips);
+        } else if state.is_moving() {
+            self.moves(next, round_trips);
+        } else {
+            self.waits(next, round_trips);
+        }
+    }
+
+    /// Counts the time until `end` for a phase and a cause.
+    fn add(&mut self, phase: Phase, cause: Option<Cause>, end: u64, frame: u64) {
+        let end = end.max(self.now);
+        self.account
+            .add(phase, cause, end - self.now, [self.frame, frame]);
+        self.now = end;
+    }
+
+    /// Nothing is outstanding.
+    fn thinks(&mut self, next: &Mark, round_trips: RoundTrips) {
+        if self.state.is_blocked(true) {
+            self.add(
+                Phase::SendCredits,
+                Some(Cause::SendCredits),
+                next.time,
+                next.frame,
+            );
+            return;
+        }
+        if self.state.lacks_smb2_credits() {
+            self.add(
+                Phase::Smb2Credits,
+                Some(Cause::Smb2Credits),
+                next.time,
+                next.frame,
+            );
+            return;
+        }
+        let path = self.state.done.saturating_add(round_trips.client);
+        if self.now < path {
+            let cause = self.state.path_cause(round_trips);
+            self.add(Phase::Path, cause, path.min(next.time), next.frame);
+        }
+        let quick = path.saturating_add(self.state.quick_thought());
+        if self.now < quick && self.state.last.is_some() {
+            let cause = self.state.usual_cause(Phase::Think);
+            self.add(Phase::Think, cause, quick.min(next.time), next.frame);
+        }
+        let rest = next.time.saturating_sub(self.now);
+        if rest > 0 {
+            if self.state.thought == 0 {
+                self.state.thought_since = self.frame;
+            }
+            self.state.thought += rest;
+        }
+    }
+
+    /// Ends a time in which the client asked for nothing.
+    fn end_thought(&mut self) {
+        let thought = std::mem::take(&mut self.state.thought);
+        let frames = [self.state.thought_since, self.frame];
+        if thought >= IDLE {
+            self.account.add(Phase::Idle, None, thought, frames);
+        } else if thought > 0 {
+            self.account
+                .add(Phase::Think, Some(Cause::Think), thought, frames);
+        }
+    }
+
+    /// Bytes of a message or of an RDMA operation are moving.
+    fn moves(&mut self, next: &Mark, round_trips: RoundTrips) {
+        let state = &self.state;
+        let phase = state.moving_phase();
+        let gap = next.time - self.now;
+        let by_client = phase == Phase::Request;
+        if phase != Phase::Data && state.is_blocked(by_client) {
+            self.add(
+                Phase::SendCredits,
+                Some(Cause::SendCredits),
+                next.time,
+                next.frame,
+            );
+            return;
+        }
+        let round_trip = round_trips.client.max(round_trips.server);
+        let is_far = round_trip >= LONG_ROUND_TRIP;
+        let (acknowledges, next_by_client) = match next.what {
+            What::Packet {
+                by_client,
+                has_data,
+                acknowledges,
+            } => (acknowledges && !has_data, Some(by_client)),
+            _ => (false, None),
+        };
+        let (phase, cause) = if state.window {
+            (Phase::Window, Some(Cause::Window))
+        } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
+            (Phase::Path, state.path_cause(round_trips))
+        } else if gap <= LONG_PAUSE.max(2 * round_trip) {
+            (phase, state.usual_cause(phase))
+        } else if acknowledges && gap >= DELAYED_ACKNOWLEDGEMENT {
+            let cause = Cause::DelayedAcknowledgement;
+            (Phase::DelayedAcknowledgement, Some(cause))
+        } else if next_by_client.unwrap_or(by_client) {
+            (Phase::Pause, Some(Cause::BusyClient))
+        } else {
+            (Phase::Pause, Some(Cause::BusyServer))
+        };
+        self.add(phase, cause, next.time, next.frame);
+    }
+
+    /// Everything outstanding is in the server.
+    fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
+        let state = &self.state;
+        if state.is_blocked(true) || state.is_blocked(false) {
+            self.add(
+                Phase::SendCredits,
+                Some(Cause::SendCredits),
+                next.time,
+                next.frame,
+            );
+            return;
+        }
+        if state.lacks_smb2_credits() {
+            self.add(
+                Phase::Smb2Credits,
+                Some(Cause::Smb2Credits),
+                next.time,
+                next.frame,
+            );
+            return;
+        }
+        let asked = state.asked.first().map_or(self.now, |&(asked, _)| asked);
+        let path = asked.saturating_add(round_trips.server);
+        let quick = path.saturating_add(state.work);
+        if self.now < path {
+            let cause = self.state.path_cause(round_trips);
+            self.add(Phase::Path, cause, path.min(next.time), next.frame);
+        }
+        if self.now < quick {
+            let cause = self.state.usual_cause(Phase::Server);
+            self.add(Phase::Server, cause, quick.min(next.time), next.frame);
+        }
+        if self.now < next.time {
+            self.add(
+                Phase::Server,
+                Some(Cause::SlowServer),
+                next.time,
+                next.frame,
+            );
+        }
+    }
+}
+
+impl State {
+    /// Takes what happened. Returns whether the client asks for something again.
+    fn apply(&mut self, mark: &Mark) -> bool {
+        match mark.what {
+            What::Packet { .. } => {}
+            What::Began(tag) => {
+                let asks_again = self.outstanding <= 0;
+                self.outstanding += 1;
+                self.count(tag, 1);
+                self.stages[Stage::Request as usize] += 1;
+                self.last = Some(tag);
+                return asks_again;
+            }
+            What::Moved {
+                id,
+                from,
+                to,
+                asked,
+                tag,
+            } => self.moved(mark, (from, to), (asked, id), tag),
+            What::SendCredits(credits) => self.send_credits = credits,
+            What::Smb2Credits { held, charge } => {
+                self.smb2_held = Some(held);
+                self.smb2_charge = charge;
+            }
+            What::Loss {
+                begins,
+                is_black_hole,
+            } => {
+                let change = if begins { 1 } else { -1 };
+                self.losses += change;
+                if is_black_hole {
+                    self.black_holes += change;
+                }
+            }
+            What::Window(is_closed) => self.window = is_closed,
+        }
+        false
+    }
+
+    fn moved(&mut self, mark: &Mark, (from, to): (Stage, Stage), asked: (u64, u64), tag: Tag) {
+        if from != Stage::Done {
+            self.stages[from as usize] -= 1;
+        }
+        if from == Stage::Request {
+            self.asked.insert(asked);
+            self.work += work(tag);
+        }
+        if to != Stage::Done {
+            self.stages[to as usize] += 1;
+            return;
+        }
+        if self.asked.remove(&asked) {
+            self.work = self.work.saturating_sub(work(tag));
+        }
+        self.outstanding -= 1;
+        self.count(tag, -1);
+        if self.outstanding <= 0 {
+            self.done = mark.time;
+        }
+    }
+
+    fn count(&mut self, tag: Tag, change: i32) {
+        let of_sort = match tag.sort {
+            Sort::InMessages(Cause::Signing) => &mut self.signed,
+            Sort::InMessages(Cause::Encryption) => &mut self.encrypted,
+            Sort::InMessages(_) => &mut self.threshold,
+            Sort::Metadata => &mut self.metadata,
+            Sort::Data if tag.size < SMALL_BYTES => &mut self.small,
+            Sort::Data => return,
+        };
+        *of_sort += change;
+    }
+
+    fn is_moving(&self) -> bool {
+        [Stage::Request, Stage::Data, Stage::Response]
+            .into_iter()
+            .any(|stage| self.stages[stage as usize] > 0)
+    }
+
+    fn moving_phase(&self) -> Phase {
+        if self.stages[Stage::Data as usize] > 0 {
+            Phase::Data
+        } else if self.stages[Stage::Response as usize] > 0 {
+            Phase::Response
+        } else {
+            Phase::Request
+        }
+    }
+
+    /// Returns whether an end has no send credit to spare. It keeps the last one for a message that grants
+    /// credits.
+    fn is_blocked(&self, is_client: bool) -> bool {
+        let credits = self.send_credits[usize::from(!is_client)];
+        credits.is_some_and(|credits| credits <= 1)
+    }
+
+    /// Returns whether the client has too few SMB2 credits for a request like the last. Clients keep up to two
+    /// for an ECHO and the acknowledgement of a lease break.
+    fn lacks_smb2_credits(&self) -> bool {
+        self.smb2_held
+            .is_some_and(|held| held < self.smb2_charge + 2)
+    }
+
+    /// Returns the time that a client needs for its next request, which includes checking a signature or
+    /// copying data out of messages.
+    fn quick_thought(&self) -> u64 {
+        let in_messages = match self.last {
+            Some(Tag {
+                size,
+                sort: Sort::InMessages(_),
+            }) => u64::from(size) * MESSAGE_BYTE,
+            _ => 0,
+        };
+        QUICK_THOUGHT + in_messages
+    }
+
+    fn path_cause(&self, round_trips: RoundTrips) -> Option<Cause> {
+        if round_trips.client.max(round_trips.server) >= LONG_ROUND_TRIP {
+            Some(Cause::Delay)
+        } else {
+            self.usual_cause(Phase::Path)
+        }
+    }
+
+    /// Returns what makes an instant necessary in which each end does what it can.
+    fn usual_cause(&self, phase: Phase) -> Option<Cause> {
+        let reasons = [
+            (self.signed, Cause::Signing),
+            (self.encrypted, Cause::Encryption),
+            (self.threshold, Cause::Threshold),
+        ];
+        let of_last = match self.last {
+            Some(Tag {
+                sort: Sort::InMessages(cause),
+                ..
+            }) if self.outstanding <= 0 => Some(cause),
+            _ => None,
+        };
+        let most = reasons.into_iter().max_by_key(|&(count, _)| count);
+        let of_most = most.filter(|&(count, _)| count > 0).map(|(_, cause)| cause);
+        if let Some(cause) = of_last.or(of_most) {
+            return Some(cause);
+        }
+        let is_metadata = match self.outstanding {
+            ..=0 => self.last.is_some_and(|tag| tag.sort == Sort::Metadata),
+            outstanding => self.metadata >= outstanding,
+        };
+        if is_metadata {
+            Some(Cause::Metadata)
+        } else if self.outstanding <= 1 {
+            // One request can fill the wire by itself.
+            (phase != Phase::Data).then_some(Cause::OneOutstanding)
+        } else if self.small + self.metadata >= self.outstanding {
+            Some(Cause::SmallRequests)
+        } else {
+            None
+        }
+    }
+}
+
+/// Returns the time that a good server needs for a request, in nanoseconds.
+fn work(tag: Tag) -> u64 {
+    let size = u64::from(tag.size);
+    match tag.sort {
+        Sort::InMessages(_) => QUICK_ANSWER + size * MESSAGE_BYTE,
+        Sort::Data | Sort::Metadata => QUICK_ANSWER + size,
+    }
+}

@@ -1,0 +1,275 @@
+//! What the packets of a TCP connection say about the path: losses, windows, round trips.
+
+use std::{collections::VecDeque, time::Duration};
+
+use serde::Serialize;
+
+use super::super::{
+    packet::Segment,
+    side::{PerSide, Side},
+};
+
+/// What a packet of TCP says about the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TcpPacket {
+    /// Bytes of payload.
+    pub length: u32,
+    /// Whether it acknowledges bytes that no packet before it did.
+    pub acknowledges: bool,
+    /// Whether it repeats an acknowledgement.
+    pub duplicate_ack: bool,
+    /// Whether its sender offers no window.
+    pub zero_window: bool,
+    /// Whether it uses up the window that the peer offers.
+    pub window_full: bool,
+    /// Bytes that its sender has in flight after it.
+    pub in_flight: u32,
+    /// Time since the packet that it acknowledges.
+    pub round_trip: Option<Duration>,
+    /// Whether its bytes were sent before, or fill a hole.
+    pub sent_again: bool,
+    /// The recovery from a loss that it is part of, or ends.
+    pub recovery: Option<Recovery>,
+    /// Whether the network made another copy of it, which says nothing.
+    pub is_copy: bool,
+}
+
+/// The recovery from a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Recovery {
+    /// The time, since 1970, of the first packet that shows the loss.
+    pub since: Duration,
+    /// How often the first missing byte was sent again.
+    pub attempts: u32,
+    /// Whether the receiver has acknowledged the bytes that were missing.
+    pub ended: bool,
+}
+
+/// The state of both directions.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    directions: PerSide<Direction>,
+    /// The Identification, sequence number and acknowledgement number of the last packets.
+    recent: VecDeque<(u16, u32, u32)>,
+}
+
+/// The state of a direction, as that of a sender of bytes.
+#[derive(Debug, Default)]
+struct Direction {
+    /// The sequence number after the last byte that was sent.
+    next: Option<u32>,
+    /// The last acknowledgement number of the peer, and the window that it offers.
+    acknowledged: Option<u32>,
+    window: Option<u32>,
+    /// The bits by which the windows that this end offers are shifted.
+    scale: Option<u8>,
+    /// The time of the last packet with bytes.
+    last_sent: Duration,
+    /// The time of the first repeated acknowledgement since the last new one.
+    first_duplicate: Option<Duration>,
+    /// The end of a hole that the capture shows, and the time of the packet after it.
+    hole: Option<(u32, Duration)>,
+    /// The end and the time of a packet whose acknowledgement is waited for.
+    probe: Option<(u32, Duration)>,
+    lost: Option<Lost>,
+}
+
+/// A loss whose recovery has not ended.
+#[derive(Clone, Copy, Debug)]
+struct Lost {
+    since: Duration,
+    /// The sequence number up to which the receiver must acknowledge.
+    until: u32,
+    /// The sequence number that was sent again, and how often.
+    first: u32,
+    attempts: u32,
+}
+
+/// Packets among which a copy is searched.
+const RECENT_PACKETS: usize = 64;
+/// A sender with less than this many bytes of window left does not send a segment.
+const MIN_ROOM: u32 = 1024;
+
+impl Watch {
+    /// Takes the next packet, in the order of the file.
+    pub(crate) fn packet(&mut self, side: Side, segment: &Segment<'_>, now: Duration) -> TcpPacket {
+        let head = &segment.head;
+        let length = segment.payload.len() as u32 + segment.missing;
+        let mut packet = TcpPacket {
+            length,
+            ..TcpPacket::default()
+        };
+        if self.is_copy(segment) {
+            packet.is_copy = true;
+            return packet;
+        }
+        if head.syn {
+            self.directions[side].scale = Some(head.window_scale);
+        }
+        if let Some(number) = head.acknowledged {
+            let scale = if head.syn {
+                Some(0)
+            } else {
+                self.directions[side].scale
+            };
+            let window = scale.map(|scale| u32::from(head.window) << scale.min(14));
+            packet.zero_window = head.window == 0 && !head.rst;
+            let is_plain = length == 0 && !head.syn && !head.fin && !head.rst;
+            self.directions[!side].acknowledge(number, window, is_plain, now, &mut packet);
+        }
+        if length > 0 {
+            self.directions[side].send(head.sequence, length, now, &mut packet);
+        }
+        packet
+    }
+
+    /// Returns whether the network copied the packet; if not, remembers it.
+    fn is_copy(&mut self, segment: &Segment<'_>) -> bool {
+        let head = &segment.head;
+        let Some(identification) = head.identification else {
+            return false;
+        };
+        let acknowledged = head.acknowledged.unwrap_or_default();
+        let key = (identification, head.sequence, acknowledged);
+        if self.recent.contains(&key) {
+            return true;
+        }
+        if self.recent.len() == RECENT_PACKETS {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(key);
+        false
+    }
+}
+
+impl Direction {
+    /// Handles an acknowledgement of the peer.
+    fn acknowledge(
+        &mut self,
+        number: u32,
+        window: Option<u32>,
+        is_plain: bool,
+        now: Duration,
+        packet: &mut TcpPacket,
+    ) {
+        let before = self.acknowledged.unwrap_or(number);
+        let progress = distance(number, before);
+        if self.next.is_some_and(|next| distance(number, next) > 0) {
+            // The capture lacks the bytes.
+            self.next = Some(number);
+            self.hole = None;
+        }
+        let has_same_window = window == self.window;
+        if progress >= 0 {
+            self.window = window;
+        }
+        if progress > 0 || self.acknowledged.is_none() {
+            self.acknowledged = Some(number);
+            self.first_duplicate = None;
+            packet.acknowledges = progress > 0;
+        } else if progress == 0
+            && is_plain
+            && has_same_window
+            && self.next.is_some_and(|next| distance(next, number) > 0)
+        {
+            packet.duplicate_ack = true;
+            self.first_duplicate.get_or_insert(now);
+        }
+        self.hole = self.hole.filter(|&(end, _)| distance(number, end) < 0);
+        if let Some((end, sent)) = self.probe
+            && distance(number, end) >= 0
+        {
+            packet.round_trip = Some(now.saturating_sub(sent));
+            self.probe = None;
+        }
+        if let Some(lost) = self.lost
+            && distance(number, lost.until) >= 0
+        {
+            packet.recovery = Some(lost.recovery(true));
+            self.lost = None;
+        }
+    }
+
+    /// Handles bytes that this end sends.
+    fn send(&mut self, sequence: u32, length: u32, now: Duration, packet: &mut TcpPacket) {
+        let end = sequence.wrapping_add(length);
+        let next = self.next.unwrap_or(sequence);
+        let ahead = distance(sequence, next);
+        // A keepalive of TCP has a byte that was acknowledged.
+        let is_keepalive = length == 1 && ahead == -1;
+        if ahead < 0 && !is_keepalive {
+            self.send_again(sequence, end, next, now, packet);
+        } else if ahead > 0 && self.hole.is_none() {
+            self.hole = Some((sequence, now));
+        }
+        if distance(end, next) > 0 || self.next.is_none() {
+            self.next = Some(end);
+            if ahead == 0 && self.probe.is_none() && self.lost.is_none() {
+                self.probe = Some((end, now));
+            }
+        }
+        self.last_sent = now;
+        let next = self.next.unwrap_or(end);
+        let in_flight = self.acknowledged.map_or(0, |number| distance(next, number));
+        packet.in_flight = u32::try_from(in_flight).unwrap_or(0);
+        let room = self
+            .window
+            .map(|window| window.saturating_sub(packet.in_flight));
+        packet.window_full = room.is_some_and(|room| room < MIN_ROOM);
+    }
+
+    /// Handles bytes that were sent before, or that fill a hole.
+    fn send_again(
+        &mut self,
+        sequence: u32,
+        end: u32,
+        next: u32,
+        now: Duration,
+        packet: &mut TcpPacket,
+    ) {
+        let is_acknowledged = self
+            .acknowledged
+            .is_some_and(|number| distance(end, number) <= 0);
+        // The receiver has the bytes, so nobody waits for them.
+        if is_acknowledged {
+            return;
+        }
+        packet.sent_again = true;
+        self.probe = None;
+        let shown = self.hole.map(|(_, time)| time).or(self.first_duplicate);
+        let since = shown.unwrap_or(self.last_sent).min(now);
+        let lost = self.lost.get_or_insert(Lost {
+            since,
+            until: next,
+            first: sequence,
+            attempts: 0,
+        });
+        if distance(next, lost.until) > 0 {
+            lost.until = next;
+        }
+        if sequence == lost.first {
+            lost.attempts += 1;
+        } else if self
+            .acknowledged
+            .is_some_and(|number| distance(number, lost.first) > 0)
+        {
+            (lost.first, lost.attempts) = (sequence, 1);
+        }
+        packet.recovery = Some(lost.recovery(false));
+    }
+}
+
+impl Lost {
+    const fn recovery(&self, ended: bool) -> Recovery {
+        Recovery {
+            since: self.since,
+            attempts: self.attempts,
+            ended,
+        }
+    }
+}
+
+/// Returns how far a sequence number is after another one.
+const fn distance(sequence: u32, from: u32) -> i32 {
+    sequence.wrapping_sub(from) as i32
+}
