@@ -84,7 +84,7 @@ pub(crate) struct Gateway {
 
     /// Check the file of --config and exit
     #[arg(long, requires = "config")]
-    check_config: bool,
+    pub(crate) check_config: bool,
 
     /// Protocol of the clients
     #[arg(long, value_enum, value_name = "KIND", default_value = "smbdirect")]
@@ -167,6 +167,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"closed\", id, peer, seconds, ok, ended, CARRIED, open, total}
   {\"event\":\"turned_away\", peer, open, reason}
   {\"event\":\"reloaded\", changed, needs_restart}   after SIGHUP, with --config
+  {\"event\":\"lines_lost\", lines}   when lines were lost because nothing read them
   {\"event\":\"draining\", open, seconds}   after SIGTERM or SIGINT, if sessions are open
   {\"event\":\"summary\", total, failed, turned_away, CARRIED}
   CARRIED is messages_to_server, bytes_to_server, messages_to_client, bytes_to_client,

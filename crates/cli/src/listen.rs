@@ -108,7 +108,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"file\", peer, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256, ok,
    error}
   {\"event\":\"connection\", peer, seconds, ok, ended, files, messages_received, messages_sent,
-   bytes_received, bytes_sent, reads, writes, bytes_read, bytes_written}";
+   bytes_received, bytes_sent, reads, writes, bytes_read, bytes_written}
+  {\"event\":\"lines_lost\", lines}   when lines were lost because nothing read them";
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]

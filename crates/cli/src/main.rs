@@ -4,7 +4,7 @@
 //! [`gateway`], `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`conform`], [`decode`],
 //! [`devices`]. They share [`options`] (the command line), [`transport`] (connecting, and why it
 //! failed), [`metrics`] (figures over HTTP), [`transfer`] (files over a connection), [`password`],
-//! [`report`] (output), [`signals`] and [`pcap`] (captures).
+//! [`report`] (output), [`streams`] (who writes it), [`panics`], [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
 //! line asks for something impossible, or `check` could not find out.
@@ -20,9 +20,12 @@ mod devices;
 mod failure;
 mod gateway;
 mod help;
+#[cfg(target_os = "linux")]
+mod journal;
 mod listen;
 mod metrics;
 mod options;
+mod panics;
 mod password;
 mod pcap;
 mod ping;
@@ -33,6 +36,7 @@ mod run;
 mod send;
 mod signals;
 mod smb;
+mod streams;
 mod systemd;
 #[cfg(feature = "top")]
 mod top;
@@ -145,6 +149,16 @@ impl Command {
         }
     }
 
+    /// Returns whether the command serves others until a signal ends it, so that it must not wait for the reader of its
+    /// output.
+    fn is_service(&self) -> bool {
+        match self {
+            Self::Gateway(command) => !command.check_config,
+            Self::Listen(_) => true,
+            _ => false,
+        }
+    }
+
     /// Runs the command. Returns the exit status.
     async fn run(self) -> Result<u8> {
         let done = match self {
@@ -177,21 +191,30 @@ impl Command {
 fn main() -> ExitCode {
     let command = parse();
     report::set_json(command.json());
+    panics::install();
+    let queued = if command.is_service() {
+        streams::start_queue().context("the program cannot start a thread")
+    } else {
+        Ok(())
+    };
     options::start_tracing(command.verbosity());
-    let result = run(command).and_then(|done| report::written().map(|()| done));
+    let result = queued.and_then(|()| run(command));
+    let result = result.and_then(|done| report::written().map(|()| done));
     let captured = pcap::complete();
     if let Err(error) = &captured {
         report::error(error);
     }
-    match result {
-        Ok(0) if captured.is_err() => ExitCode::from(1),
-        Ok(status) => ExitCode::from(status),
+    let status = match result {
+        Ok(0) if captured.is_err() => 1,
+        Ok(status) => status,
         Err(error) => {
             report::error(&error);
             let usage = error.downcast_ref::<UsageError>().is_some();
-            ExitCode::from(if usage { 2 } else { 1 })
+            if usage { 2 } else { 1 }
         }
-    }
+    };
+    streams::finish();
+    ExitCode::from(status)
 }
 
 /// Returns the whole command line, with its help.
@@ -231,10 +254,9 @@ fn run(command: Command) -> Result<u8> {
     {
         return result;
     }
-    let runtime = runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("the runtime does not start")?;
+    let mut runtime = runtime::Builder::new_multi_thread();
+    let runtime = panics::while_starting(|| runtime.enable_all().build());
+    let runtime = runtime.context("the runtime does not start")?;
     let result = runtime.block_on(command.run());
     // Threads that write files remove unfinished ones. A disk that hangs is not waited for.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

@@ -4,6 +4,7 @@
 //! for `smbdirect top`. There is no authentication, so the address should be one that only the
 //! monitoring can reach.
 
+mod process;
 mod server;
 mod source;
 mod status;
@@ -18,7 +19,7 @@ use std::{
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tokio::task::JoinSet;
+use tokio::{net::TcpListener, task::JoinSet};
 
 pub(crate) use source::Figures;
 #[cfg(feature = "top")]
@@ -49,10 +50,9 @@ pub(crate) struct MetricsOptions {
 
 /// The server of the figures. Dropping the value ends the service.
 pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
-    listener: Option<tokio::net::TcpListener>,
+    listeners: Vec<(SocketAddr, TcpListener)>,
     started: Instant,
-    task: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 #[derive(Debug, Serialize)]
@@ -62,36 +62,39 @@ enum Event {
 }
 
 impl MetricsOptions {
-    /// Listens on the address of `--metrics`, if it was given.
+    /// Listens on each address of `--metrics`, if it was given. A name may have several; those of them that cannot be
+    /// used are named in the log.
     ///
     /// # Errors
-    /// The reason, and what to try.
+    /// No address can be used: the reason, and what to try.
     pub(crate) async fn bind(&self) -> Result<Option<Server>> {
         static STARTED: OnceLock<Instant> = OnceLock::new();
         let started = *STARTED.get_or_init(Instant::now);
         let Some(address) = &self.metrics else {
             return Ok(None);
         };
-        let listener = transport::listen_tcp(address, DEFAULT_PORT).await;
-        let listener = listener.of_kind(failure::Kind::Listen)?;
+        process::open();
+        let listeners = transport::listen_tcp_all(address, DEFAULT_PORT).await;
+        let listeners = listeners.of_kind(failure::Kind::Listen)?.into_iter();
+        let with_address = listeners.map(|listener| Ok((listener.local_addr()?, listener)));
         Ok(Some(Server {
-            address: listener.local_addr()?,
-            listener: Some(listener),
+            listeners: with_address.collect::<Result<_>>()?,
             started,
-            task: JoinSet::new(),
+            tasks: JoinSet::new(),
         }))
     }
 }
 
 impl Server {
-    /// Serves `figures`, and reports the address.
+    /// Serves `figures`, and reports the addresses.
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
-        let source = Source::new(self.started, figures);
-        if let Some(listener) = self.listener.take() {
-            self.task.spawn(server::serve(listener, Arc::new(source)));
+        let source = Arc::new(Source::new(self.started, figures));
+        let room = server::room();
+        for (address, listener) in self.listeners.drain(..) {
+            let serving = server::serve(listener, source.clone(), room.clone());
+            self.tasks.spawn(serving);
+            report.line(format_args!("metrics on http://{address}/metrics"));
+            report.event(&Event::Metrics { address });
         }
-        let address = self.address;
-        report.line(format_args!("metrics on http://{address}/metrics"));
-        report.event(&Event::Metrics { address });
     }
 }

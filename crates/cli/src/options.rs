@@ -16,7 +16,7 @@ use tracing_subscriber::{
 };
 
 pub(crate) use crate::failure::usage;
-use crate::report;
+use crate::{report, streams::LogLines};
 
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
@@ -351,15 +351,14 @@ pub(crate) fn start_tracing(verbose: u8) {
     let registry = tracing_subscriber::registry().with(filter);
     #[cfg(target_os = "linux")]
     if crate::systemd::logs_to_journal()
-        && let Ok(journal) = tracing_journald::layer()
+        && let Some(journal) = crate::journal::Journal::open()
     {
-        let journal = journal.with_field_prefix(Some("SMBDIRECT".into()));
         registry.with(journal).init();
         let _ = FILTER.set(handle);
         return;
     }
     let lines = fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogLines)
         .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted());
     registry.with(lines).init();
     let _ = FILTER.set(handle);

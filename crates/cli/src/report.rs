@@ -3,7 +3,7 @@
 use std::{
     env,
     fmt::Display,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -22,7 +22,10 @@ pub(crate) use smbdirect_transport::{
     version,
 };
 
-use crate::failure::{self, Failure};
+use crate::{
+    failure::{self, Failure},
+    streams::{self, Stream},
+};
 
 /// The target of log lines that say how a connection ended. They are logged at every verbosity.
 pub(crate) const CONNECTIONS: &str = "smbdirect::connections";
@@ -154,11 +157,7 @@ fn print_object(event: &impl Serialize) {
 }
 
 fn print(text: &str) {
-    let mut stdout = io::stdout().lock();
-    let result = stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush());
-    if let Err(error) = result {
+    if let Err(error) = streams::write(Stream::Stdout, text.as_bytes()) {
         FAILURE
             .lock()
             .expect("no thread panics while it holds the lock")
@@ -198,6 +197,9 @@ enum Event<'a> {
         message: &'a str,
         kind: failure::Kind,
     },
+    LinesLost {
+        lines: u64,
+    },
 }
 
 /// Prints an error to stderr, in one line, and with --json as an object to stdout.
@@ -223,9 +225,28 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
             Setting::UdpPort => " (--udp-port)",
         };
     }
+    let line = format!("{} {text}\n", style.bad("error:"));
     // If stderr fails too, the error cannot be reported.
-    let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
+    let _ = streams::write(Stream::Stderr, line.as_bytes());
     text
+}
+
+/// Reports, on the stream itself, that lines of it were lost because nothing read them in time.
+pub(crate) fn lines_lost(stream: Stream, lines: u64) {
+    let text = format!(
+        "{} of this output lost: nothing read them in time",
+        match lines {
+            1 => "1 line was".into(),
+            lines => format!("{} lines were", count(lines)),
+        }
+    );
+    match stream {
+        Stream::Stdout if IS_JSON.load(Ordering::Relaxed) => {
+            print_object(&Event::LinesLost { lines });
+        }
+        Stream::Stdout => print(&format!("{text}\n")),
+        _ => tracing::warn!(lines, "{text}"),
+    }
 }
 
 /// Prints a failure for programs.

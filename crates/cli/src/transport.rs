@@ -10,7 +10,7 @@ pub(crate) use smbdirect_transport::connect_tcp;
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
     Families, Rdma, RdmaSettings, canonical, close, connection_span, explain_end, listen_tcp,
-    resolve, resolve_listen,
+    listen_tcp_all, resolve, resolve_listen,
 };
 
 use crate::{

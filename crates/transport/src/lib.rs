@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod text;
+mod throttle;
 
 mod addresses;
 mod connection;
@@ -31,3 +32,4 @@ pub use negotiated::{NegotiatedReport, version};
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};
 pub use tcp::{check_transparent, connect_tcp, connect_tcp_from, listen_tcp, listen_tcp_all};
+pub use throttle::Throttle;

@@ -1,6 +1,10 @@
 //! The HTTP server of `--metrics`: a few read-only pages, with a limit for everything.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -11,6 +15,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use smbdirect_transport::Throttle;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -24,35 +29,77 @@ use super::source::Source;
 const MAX_CLIENTS: usize = 16;
 /// Longest time for a client to send a request and take the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for a client that uses the reserved file descriptor. Others wait for it.
+const RESERVED_CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failure to accept a client, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const INDEX: &str =
     "/metrics  figures as Prometheus text\n/status   the same as JSON, with each connection\n";
 
-/// Serves clients until the task is aborted. Each connection serves one request.
-pub(super) async fn serve(listener: TcpListener, source: Arc<Source>) {
-    let room = Arc::new(Semaphore::new(MAX_CLIENTS));
+/// Serves clients until the task is aborted. Each connection serves one request. Listeners share `room`.
+pub(super) async fn serve(listener: TcpListener, source: Arc<Source>, room: Arc<Semaphore>) {
+    let mut reserve = listener.reserve();
+    let mut failures = Throttle::default();
     loop {
         let permit = room.clone().acquire_owned().await;
         let permit = permit.expect("the semaphore is never closed");
-        match listener.accept().await {
+        let error = match listener.accept().await {
             Ok((stream, _)) => {
                 let source = source.clone();
                 tokio::spawn(async move {
-                    serve_one(stream, &source).await;
+                    serve_one(stream, &source, CLIENT_TIMEOUT).await;
                     drop(permit);
                 });
+                continue;
             }
-            Err(error) => {
-                warn!(%error, "a client of --metrics cannot be accepted");
-                sleep(ACCEPT_PAUSE).await;
+            Err(error) => error,
+        };
+        // If file descriptors have run out, the reserve is one for this client: the figures say that they have.
+        if reserve.take().is_some()
+            && let Ok(Ok((stream, _))) = timeout(ACCEPT_PAUSE, listener.accept()).await
+        {
+            serve_one(stream, &source, RESERVED_CLIENT_TIMEOUT).await;
+        } else {
+            if let Some(times) = failures.due(Instant::now()) {
+                warn!(%error, times, "a client of --metrics cannot be accepted");
             }
+            sleep(ACCEPT_PAUSE).await;
         }
+        reserve = listener.reserve();
     }
 }
 
-async fn serve_one(stream: TcpStream, source: &Source) {
+/// Returns the room for all clients.
+pub(super) fn room() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(MAX_CLIENTS))
+}
+
+/// Keeps a file descriptor, which is released when another one is needed.
+trait Reserve {
+    fn reserve(&self) -> Option<OwnedHandle>;
+}
+
+#[cfg(unix)]
+type OwnedHandle = std::os::fd::OwnedFd;
+#[cfg(windows)]
+type OwnedHandle = std::os::windows::io::OwnedSocket;
+
+impl Reserve for TcpListener {
+    fn reserve(&self) -> Option<OwnedHandle> {
+        #[cfg(unix)]
+        use std::os::fd::AsFd as _;
+        #[cfg(windows)]
+        use std::os::windows::io::AsSocket as _;
+        #[cfg(unix)]
+        let own = self.as_fd().try_clone_to_owned();
+        #[cfg(windows)]
+        let own = self.as_socket().try_clone_to_owned();
+        own.ok()
+    }
+}
+
+async fn serve_one(stream: TcpStream, source: &Source, limit: Duration) {
     let service = service_fn(|request| {
         let response = respond(source, &request);
         async move { Ok::<_, Infallible>(response) }
@@ -62,7 +109,7 @@ async fn serve_one(stream: TcpStream, source: &Source) {
         .timer(TokioTimer::new())
         .header_read_timeout(CLIENT_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(CLIENT_TIMEOUT, serving).await {
+    match timeout(limit, serving).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "a client of --metrics failed"),
         Err(_) => debug!("a client of --metrics took too long"),

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Instant};
 
 use smbdirect::metrics::{Family, Kind, snapshot};
 
-use super::{status::Status, text};
+use crate::{panics, streams};
+
+use super::{process, status::Status, text};
 
 /// The figures of a command besides the figures of its SMB Direct connections.
 pub(crate) trait Figures: Send + Sync + 'static {
@@ -34,6 +36,19 @@ impl Source {
             Kind::Gauge,
             [(build, 1.0)],
         )];
+        families.push(Family::single(
+            "smbdirect_panics_total",
+            "Faults of the program that ended a task; please report them.",
+            Kind::Counter,
+            panics::count() as f64,
+        ));
+        families.push(Family::single(
+            "smbdirect_log_lines_lost_total",
+            "Lines of the output and the log that were lost, because nothing read them in time.",
+            Kind::Counter,
+            streams::lost() as f64,
+        ));
+        families.extend(process::families());
         families.extend(snapshot().families());
         families.extend(self.figures.families());
         text::encode(families)

@@ -9,31 +9,14 @@ use smbdirect::{
     metrics::{Family, Kind, Sample, Value},
 };
 
-/// Returns the figures of the command and of the process, as Prometheus text.
+/// Returns the figures as Prometheus text.
 pub(super) fn encode(families: Vec<Family>) -> String {
-    let mut families: Vec<_> = families.into_iter().map(family).collect();
-    families.extend(process());
+    let families: Vec<_> = families.into_iter().map(family).collect();
     let mut text = Vec::new();
     TextEncoder::new()
         .encode(&families, &mut text)
         .expect("each family has a name and samples");
     String::from_utf8(text).expect("names and labels are UTF-8")
-}
-
-/// Returns CPU time, memory and file descriptors of the process.
-#[cfg(target_os = "linux")]
-fn process() -> Vec<MetricFamily> {
-    use std::sync::LazyLock;
-
-    use prometheus::{core::Collector, process_collector::ProcessCollector};
-
-    static PROCESS: LazyLock<ProcessCollector> = LazyLock::new(ProcessCollector::for_self);
-    PROCESS.collect()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn process() -> Vec<MetricFamily> {
-    Vec::new()
 }
 
 fn family(family: Family) -> MetricFamily {

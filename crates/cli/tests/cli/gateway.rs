@@ -18,6 +18,8 @@ use crate::support::{
 };
 
 mod crowd;
+#[cfg(unix)]
+mod exhaustion;
 mod leaving;
 mod memory;
 mod metrics;

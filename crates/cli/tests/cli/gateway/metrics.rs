@@ -28,7 +28,7 @@ pub(crate) fn http(address: &str, method: &str, path: &str) -> (String, String) 
 
 /// Returns the value of a sample in Prometheus text.
 #[track_caller]
-fn sample(text: &str, name: &str) -> f64 {
+pub(crate) fn sample(text: &str, name: &str) -> f64 {
     let value = text.lines().find_map(|line| {
         let (key, value) = line.rsplit_once(' ')?;
         (key == name).then_some(value)

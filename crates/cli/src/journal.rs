@@ -1,0 +1,160 @@
+//! Log lines in the journal of systemd, with their fields, in its native protocol
+//! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>).
+
+use std::{
+    fmt::{Debug, Write as _},
+    io,
+    os::unix::net::UnixDatagram,
+    sync::OnceLock,
+};
+
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id, Record},
+};
+use tracing_subscriber::{
+    Layer,
+    layer::Context,
+    registry::{LookupSpan, SpanRef},
+};
+
+use crate::streams::{self, Stream};
+
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// Begins the names of the fields of log lines, which must not be those of the journal.
+const PREFIX: &str = "SMBDIRECT_";
+
+static JOURNAL: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// The layer that writes log lines to the journal.
+#[derive(Debug)]
+pub(crate) struct Journal;
+
+impl Journal {
+    /// Returns the layer, if there is a journal.
+    pub(crate) fn open() -> Option<Self> {
+        let socket = UnixDatagram::unbound().ok()?;
+        // The journal ignores an empty datagram.
+        socket.send_to(&[], SOCKET).ok()?;
+        JOURNAL.set(socket).ok()?;
+        Some(Self)
+    }
+}
+
+/// Sends an entry.
+///
+/// # Errors
+/// The journal does not take it.
+pub(crate) fn send(entry: &[u8]) -> io::Result<()> {
+    let socket = JOURNAL.get().ok_or(io::ErrorKind::NotConnected)?;
+    socket.send_to(entry, SOCKET).map(drop)
+}
+
+/// The fields of a span or a line, encoded.
+#[derive(Debug, Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    /// Adds a field. Names have upper-case letters, digits and underscores only.
+    fn put(&mut self, prefix: &str, name: &str, value: &str) {
+        let name = name.trim_start_matches('_').bytes().map(|byte| match byte {
+            b'.' => b'_',
+            byte => byte.to_ascii_uppercase(),
+        });
+        let is_valid = |byte: &u8| *byte == b'_' || byte.is_ascii_alphanumeric();
+        self.0.extend(prefix.bytes());
+        self.0.extend(name.filter(is_valid));
+        self.0.push(b'\n');
+        self.0.extend((value.len() as u64).to_le_bytes());
+        self.0.extend(value.bytes());
+        self.0.push(b'\n');
+    }
+
+    fn put_place(&mut self, prefix: &str, metadata: &Metadata<'_>) {
+        self.put(prefix, "TARGET", metadata.target());
+        if let Some(file) = metadata.file() {
+            self.put(prefix, "CODE_FILE", file);
+        }
+        if let Some(line) = metadata.line() {
+            self.put(prefix, "CODE_LINE", &line.to_string());
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let prefix = if field.name() == "message" {
+            ""
+        } else {
+            PREFIX
+        };
+        self.put(prefix, field.name(), value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let mut text = String::new();
+        let _ = write!(text, "{value:?}");
+        self.record_str(field, &text);
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Journal {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let span = context.span(id).expect("the span is new");
+        let mut fields = Fields::default();
+        fields.put("", "SPAN_NAME", span.name());
+        fields.put_place("SPAN_", span.metadata());
+        attributes.record(&mut fields);
+        span.extensions_mut().insert(fields);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let span = context.span(id).expect("the span exists");
+        if let Some(fields) = span.extensions_mut().get_mut::<Fields>() {
+            values.record(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        let spans = context.lookup_current().into_iter();
+        for span in spans.flat_map(|span: SpanRef<'_, S>| span.scope().from_root()) {
+            if let Some(of_span) = span.extensions().get::<Fields>() {
+                fields.0.extend(&of_span.0);
+            }
+        }
+        fields.put("", "PRIORITY", priority(event.metadata().level()));
+        fields.put_place("", event.metadata());
+        fields.put("", "SYSLOG_IDENTIFIER", "smbdirect");
+        event.record(&mut fields);
+        // Without a queue, a line that the journal does not take is lost.
+        let _ = streams::write(Stream::Journal, &fields.0);
+    }
+}
+
+/// Returns the priority of syslog: warnings keep their meaning, and `info` is "notice".
+fn priority(level: &Level) -> &'static str {
+    match *level {
+        Level::ERROR => "3",
+        Level::WARN => "4",
+        Level::INFO => "5",
+        Level::DEBUG => "6",
+        Level::TRACE => "7",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_lengths_are_those_of_the_protocol() {
+        let mut fields = Fields::default();
+        fields.put(PREFIX, "_bytes.to-server", "1\n2");
+        fields.put("", "MESSAGE", "");
+        let first = b"SMBDIRECT_BYTES_TOSERVER\n\x03\0\0\0\0\0\0\x001\n2\n";
+        let second = b"MESSAGE\n\0\0\0\0\0\0\0\0\n";
+        assert_eq!(fields.0, [&first[..], second].concat());
+    }
+}

@@ -1,0 +1,258 @@
+//! Writes lines to stdout, to stderr and to the journal.
+//!
+//! A short command writes directly, so that no result is lost. A service must not wait for the reader of its log, which
+//! may be a stopped terminal, a full disk or a supervisor that hangs: after [`start_queue`] a thread of its own writes
+//! the lines, from a queue with a limit. Lines that find the queue full, or that cannot be written, are lost and
+//! counted, and the count is written when there is room again.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::report;
+
+/// Maximum number of bytes that wait to be written.
+const MAX_QUEUED_BYTES: usize = 1 << 20;
+/// Longest time that the end of the command waits for its last lines to be written.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before another attempt to write to a stream that another process has made non-blocking.
+const BLOCKED_PAUSE: Duration = Duration::from_millis(10);
+
+/// A stream of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Stdout,
+    Stderr,
+    /// Each line is a datagram in the journal's native protocol.
+    #[cfg(target_os = "linux")]
+    Journal,
+}
+
+/// Number of streams.
+const STREAMS: usize = 3;
+
+static QUEUE: OnceLock<Arc<Queue>> = OnceLock::new();
+/// Lines that were lost since the command started.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// The lines that wait for the thread that writes them.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    /// Notified when there is a line.
+    filled: Condvar,
+    /// Notified when every line was written.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: VecDeque<(Stream, Vec<u8>)>,
+    bytes: usize,
+    /// Lines of each stream that found the queue full.
+    lost: [u64; STREAMS],
+    /// Whether the thread is writing a line that it has taken from the queue.
+    is_writing: bool,
+}
+
+/// Writes lines by a thread of its own from now on.
+///
+/// # Errors
+/// The system starts no thread.
+pub(crate) fn start_queue() -> io::Result<()> {
+    let queue = Arc::new(Queue::default());
+    let writer = queue.clone();
+    let thread = thread::Builder::new().name("smbdirect-log".into());
+    thread.spawn(move || writer.write_forever())?;
+    QUEUE.get_or_init(|| queue);
+    Ok(())
+}
+
+/// Returns the number of lines that were lost since the command started.
+pub(crate) fn lost() -> u64 {
+    LOST.load(Relaxed)
+}
+
+/// Writes a line, which ends with its line feed, or queues it.
+///
+/// # Errors
+/// The line cannot be written. There is no error if it is queued.
+pub(crate) fn write(stream: Stream, line: &[u8]) -> io::Result<()> {
+    if let Some(queue) = QUEUE.get() {
+        queue.push(stream, line);
+        return Ok(());
+    }
+    match stream {
+        Stream::Stdout => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(line).and_then(|()| stdout.flush())
+        }
+        Stream::Stderr => io::stderr().write_all(line),
+        #[cfg(target_os = "linux")]
+        Stream::Journal => crate::journal::send(line),
+    }
+}
+
+/// Waits until the queue is empty, for a limited time.
+pub(crate) fn finish() {
+    if let Some(queue) = QUEUE.get() {
+        let is_busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
+        let waiting = queue.lock();
+        // A reader that does not take the last lines in time has lost them.
+        drop(
+            queue
+                .written
+                .wait_timeout_while(waiting, FINISH_TIMEOUT, is_busy),
+        );
+    }
+}
+
+/// Lines of the log, one in each call of `write`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogLines;
+
+impl Write for LogLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        write(Stream::Stderr, line).map(|()| line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, stream: Stream, line: &[u8]) {
+        let mut waiting = self.lock();
+        // A line longer than the limit goes alone.
+        if waiting.bytes > 0 && waiting.bytes + line.len() > MAX_QUEUED_BYTES {
+            waiting.lost[stream as usize] += 1;
+            LOST.fetch_add(1, Relaxed);
+            return;
+        }
+        waiting.bytes += line.len();
+        waiting.lines.push_back((stream, line.to_vec()));
+        self.filled.notify_one();
+    }
+
+    fn write_forever(&self) {
+        let mut lost = [0; STREAMS];
+        let mut is_torn = [false; STREAMS];
+        loop {
+            let (stream, line) = self.next();
+            let (lost, is_torn) = (&mut lost[stream as usize], &mut is_torn[stream as usize]);
+            let mut line = &line[..];
+            let begin = if *is_torn { &b"\n"[..] } else { b"" };
+            let written = write_all(stream, &mut { begin }).and_then(|()| {
+                *is_torn = false;
+                let length = line.len();
+                write_all(stream, &mut line).inspect_err(|_| *is_torn = line.len() < length)
+            });
+            if written.is_err() {
+                *lost += 1;
+                LOST.fetch_add(1, Relaxed);
+            } else {
+                // The count comes after the lines that were in the queue when the others found it full.
+                let mut waiting = self.lock();
+                let has_room = waiting.bytes < MAX_QUEUED_BYTES / 2;
+                if has_room {
+                    *lost += std::mem::take(&mut waiting.lost[stream as usize]);
+                }
+                drop(waiting);
+                if has_room && *lost > 0 {
+                    report::lines_lost(stream, std::mem::take(lost));
+                }
+            }
+        }
+    }
+
+    /// Waits for the next line, and takes it.
+    fn next(&self) -> (Stream, Vec<u8>) {
+        let mut waiting = self.lock();
+        waiting.is_writing = false;
+        loop {
+            if let Some((stream, line)) = waiting.lines.pop_front() {
+                waiting.bytes -= line.len();
+                waiting.is_writing = true;
+                return (stream, line);
+            }
+            self.written.notify_all();
+            waiting = self
+                .filled
+                .wait(waiting)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Writes the bytes. After a failure, `line` is what was not written.
+fn write_all(stream: Stream, line: &mut &[u8]) -> io::Result<()> {
+    while !line.is_empty() {
+        match write_some(stream, line) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(length) => *line = &line[length..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(BLOCKED_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes without the buffer of the standard library, which would keep a part of a line that failed.
+#[cfg(target_os = "linux")]
+fn write_some(stream: Stream, line: &[u8]) -> io::Result<usize> {
+    match stream {
+        Stream::Stdout => Ok(rustix::io::write(io::stdout(), line)?),
+        Stream::Stderr => Ok(rustix::io::write(io::stderr(), line)?),
+        Stream::Journal => crate::journal::send(line).map(|()| line.len()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn write_some(stream: Stream, line: &[u8]) -> io::Result<usize> {
+    match stream {
+        Stream::Stdout => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(line).and_then(|()| stdout.flush())?;
+        }
+        Stream::Stderr => io::stderr().write_all(line)?,
+    }
+    Ok(line.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_counts_what_it_loses() {
+        let queue = Queue::default();
+        let line = vec![b'x'; MAX_QUEUED_BYTES / 4];
+        for _ in 0..7 {
+            queue.push(Stream::Stderr, &line);
+        }
+        queue.push(Stream::Stdout, b"short\n");
+        let mut waiting = queue.lock();
+        assert_eq!((waiting.lines.len(), waiting.lost), (4, [1, 3, 0]));
+        waiting.lines.clear();
+        waiting.bytes = 0;
+        drop(waiting);
+        let long = vec![b'x'; MAX_QUEUED_BYTES + 1];
+        queue.push(Stream::Stderr, &long);
+        assert_eq!(queue.next(), (Stream::Stderr, long), "it goes alone");
+    }
+}
