@@ -17,9 +17,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::warn;
 
 use crate::{
     metrics::DEFAULT_PORT,
@@ -54,6 +55,8 @@ pub(crate) struct Top {
     once: bool,
 
     /// Print a JSON object for each interval, or one with --once
+    ///
+    /// While the gateway or listener is not there, because it is restarted, there is none
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -94,12 +97,25 @@ impl Top {
         }
         let report = Report::new(self.json);
         let mut interrupted = Interrupted::new();
+        let mut is_waiting = false;
         loop {
             tokio::select! {
                 () = sleep(self.interval) => {}
                 () = interrupted.wait() => return Ok(true),
             }
-            let rated = rates.next(client::status(&address, DEFAULT_PORT).await?);
+            let status = match client::status(&address, DEFAULT_PORT).await {
+                Ok(status) => status,
+                // The command may be restarted, so the next interval tries again.
+                Err(error) if self.json && !self.once => {
+                    if !std::mem::replace(&mut is_waiting, true) {
+                        warn!("waiting for {address}: {error:#}");
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            is_waiting = false;
+            let rated = rates.next(status);
             report.event(&rated);
             if !self.json {
                 table::print(report, &rated);
@@ -120,7 +136,9 @@ impl Top {
         ticks.reset();
         let (mut rated, mut fault, mut order) = (first, None, Order::default());
         loop {
-            screen.draw(&rated, fault.as_deref(), order)?;
+            screen
+                .draw(&rated, fault.as_deref(), order)
+                .map_err(|_| terminal_gone())?;
             tokio::select! {
                 _ = ticks.tick() => match client::status(address, DEFAULT_PORT).await {
                     Ok(status) => (rated, fault) = (rates.next(status), None),
@@ -128,7 +146,8 @@ impl Top {
                     Err(error) => fault = Some(format!("{error:#}")),
                 },
                 key = keys.next() => match key {
-                    Some(Key::Quit) | None => return Ok(true),
+                    Some(Key::Quit) => return Ok(true),
+                    None => return Err(terminal_gone()),
                     Some(Key::Order) => order = order.next(),
                     Some(Key::Scroll(lines)) => screen.scroll(lines),
                     Some(Key::Redraw) => {}
@@ -137,4 +156,8 @@ impl Top {
             }
         }
     }
+}
+
+fn terminal_gone() -> anyhow::Error {
+    anyhow!("the terminal is gone")
 }

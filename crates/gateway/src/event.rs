@@ -81,7 +81,7 @@ pub enum Event<'a> {
         total: u64,
         /// Sessions that ended by a fault.
         failed: u64,
-        /// Clients that were turned away because too many sessions were open.
+        /// Clients that were turned away, for whatever reason.
         turned_away: u64,
         /// The traffic that it carried.
         #[serde(flatten)]

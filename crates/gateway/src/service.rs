@@ -136,7 +136,7 @@ impl Service {
         self.report(&Event::Summary {
             total: counters.total.load(Relaxed),
             failed: counters.failed.load(Relaxed),
-            turned_away: counters.turned_away.load(Relaxed),
+            turned_away: counters.turned_away.load(Relaxed) + counters.not_allowed.load(Relaxed),
             carried: counters.traffic.carried(),
         });
     }

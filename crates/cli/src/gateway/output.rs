@@ -44,9 +44,9 @@ pub(super) fn show(report: Report, event: &GatewayEvent<'_>) {
         GatewayEvent::Summary {
             total,
             failed,
+            turned_away,
             ref carried,
-            ..
-        } => show_summary(report, total, failed, carried),
+        } => show_summary(report, total, failed, turned_away, carried),
         // Only the JSON output reports these events.
         GatewayEvent::Opened { .. }
         | GatewayEvent::Refused { .. }
@@ -117,15 +117,19 @@ fn log_closed(peer: SocketAddr, took: Duration, ok: bool, ended: &str, carried: 
     }
 }
 
-fn show_summary(report: Report, total: u64, failed: u64, carried: &Carried) {
+fn show_summary(report: Report, total: u64, failed: u64, turned_away: u64, carried: &Carried) {
     let failures = match failed {
         0 => "none failed".to_owned(),
         failed => report
             .style
             .bad(&format!("{} failed", report::count(failed))),
     };
+    let away = match turned_away {
+        0 => String::new(),
+        clients => format!(", {} turned away", report::count(clients)),
+    };
     report.line(format_args!(
-        "\n{}, {failures}  {}",
+        "\n{}, {failures}{away}  {}",
         report::plural(total, "connection"),
         in_words(carried)
     ));

@@ -18,7 +18,8 @@ use crate::report;
 
 /// The terminal, in its alternate screen. Dropping it, or a panic, restores the terminal.
 pub(super) struct Screen {
-    terminal: DefaultTerminal,
+    /// `None` while it is dropped.
+    terminal: Option<DefaultTerminal>,
     /// Rows that are scrolled past.
     skipped: usize,
 }
@@ -26,7 +27,7 @@ pub(super) struct Screen {
 impl Screen {
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
-            terminal: ratatui::try_init()?,
+            terminal: Some(ratatui::try_init()?),
             skipped: 0,
         })
     }
@@ -38,8 +39,9 @@ impl Screen {
         order: Order,
     ) -> io::Result<()> {
         let skipped = &mut self.skipped;
-        self.terminal
-            .draw(|frame| draw(frame, rated, fault, order, skipped))?;
+        if let Some(terminal) = &mut self.terminal {
+            terminal.draw(|frame| draw(frame, rated, fault, order, skipped))?;
+        }
         Ok(())
     }
 
@@ -54,7 +56,15 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        // The terminal may be gone. The library would print that to it, and panic because it cannot, so its value is
+        // dropped only if it has nothing more to do.
+        if let Some(mut terminal) = self.terminal.take() {
+            let is_there = terminal.show_cursor().is_ok();
+            let _ = ratatui::try_restore();
+            if !is_there {
+                std::mem::forget(terminal);
+            }
+        }
     }
 }
 

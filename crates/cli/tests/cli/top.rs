@@ -94,3 +94,27 @@ fn what_is_not_there_is_named_with_a_cure() {
         .one_line();
     run(&["top", ":0"]).failed(2, "host");
 }
+
+#[test]
+fn json_goes_on_when_the_listener_is_started_again() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = free.local_addr().unwrap().to_string();
+    drop(free);
+    let arguments = ["--echo", "--metrics", &metrics, "--json"];
+    let mut first = listen(&arguments);
+    first.running.line();
+    let mut top = start(&["top", &metrics, "--json", "--interval", "0.05"]);
+    assert!(top.line().contains(&first.address));
+    first.terminate().succeeded();
+    let mut second = listen(&arguments);
+    second.running.line();
+    while !top.line().contains(&second.address) {}
+    top.signal("TERM");
+    let done = top.finish();
+    assert!(done.status.success(), "{done:?}");
+    assert!(
+        done.stderr.lines().count() <= 1,
+        "one line for one restart: {done:?}"
+    );
+    second.terminate().succeeded();
+}
