@@ -4,6 +4,7 @@
 
 mod file;
 mod output;
+mod reload;
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,11 +19,12 @@ use tracing::warn;
 
 use crate::{
     failure::{self, OfKind},
-    metrics::{Figures, MetricsOptions},
+    metrics::{self, Figures, MetricsOptions},
     options::{
         self, AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES,
         at_least_one, large_size, seconds, seconds_or_zero, usage, with_profiles,
     },
+    pcap::Capture,
     report::{self, Report},
     resources,
     signals::{Hangup, Interrupted},
@@ -32,6 +34,7 @@ use crate::{
 
 use file::SettingsFile;
 use output::Event;
+use reload::Reloading;
 
 /// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -176,21 +179,55 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 impl Gateway {
     pub(crate) async fn run(mut self) -> Result<bool> {
+        // From here on a signal ends the command gracefully.
+        let mut signals = Signals::new();
         let mut file = None;
         if let Some(path) = self.config.take() {
             let arguments = env::args_os().skip(2).collect();
-            let mut settings = SettingsFile::new(path, arguments);
-            (self, _) = settings.load()?;
+            let settings = SettingsFile::new(path, arguments);
+            let mut loaded = settings.load::<Self>()?;
+            loaded.options.config = None;
+            loaded
+                .options
+                .check()
+                .map_err(|error| loaded.locate(error))?;
+            self = loaded.options;
             options::set_verbosity(self.options.verbose);
-            file = Some(settings);
+            file = Some((settings, loaded.given));
+        } else {
+            self.check()?;
         }
         let report = Report::new(self.options.json);
-        let listen = self.check()?;
-        if let (true, Some(file)) = (self.check_config, &file) {
+        if let (true, Some((file, _))) = (self.check_config, &file) {
             report.line(format_args!("{} is valid", file.name()));
             return Ok(true);
         }
         self.limit_memory();
+        // A name may take long to be looked up.
+        let started = tokio::select! {
+            started = self.start(report) => started?,
+            () = signals.interrupted.wait() => return Ok(true),
+        };
+        let Started {
+            gateway,
+            service,
+            ready,
+            ..
+        } = started;
+        let reloading = match file {
+            Some((file, given)) => Some(Reloading::new(file, given, self.settings()?)),
+            None => None,
+        };
+        tokio::select! {
+            served = signals.serve(gateway, &service, report, &ready, reloading) => served?,
+            () = systemd::keep_watchdog_quiet() => {}
+        }
+        Ok(true)
+    }
+
+    /// Listens, and serves the metrics.
+    async fn start(&self, report: Report) -> Result<Started> {
+        let listen = self.listen()?;
         let settings = self.settings()?;
         let live = self.live(&settings)?;
         self.raise_open_files(&live);
@@ -199,13 +236,7 @@ impl Gateway {
             Kind::Tcp => (&live.upstream, None),
         };
         let connect = Some(&self.connect);
-        let (rdma, _capture) = transport::accepting_end(&self.options, connect, with_rdma, passed)?;
-        // From here on a signal ends the command gracefully.
-        let control = Control {
-            interrupted: Interrupted::new(),
-            hangup: Hangup::new(),
-            file,
-        };
+        let (rdma, capture) = transport::accepting_end(&self.options, connect, with_rdma, passed)?;
         let listener = match self.from {
             Kind::Smbdirect => {
                 let listener = rdma.listen(&listen, &settings.config).await;
@@ -235,28 +266,38 @@ impl Gateway {
         if let Some(server) = &mut metrics {
             server.start(report, service.clone());
         }
-        let ready = format!("listening on {address}");
-        let gateway = smbdirect_gateway::Gateway::new(service.clone(), listener);
-        tokio::select! {
-            served = control.serve(gateway, &service, report, &ready) => served?,
-            () = systemd::keep_watchdog_quiet() => {}
-        }
-        Ok(true)
+        Ok(Started {
+            gateway: smbdirect_gateway::Gateway::new(service.clone(), listener),
+            service,
+            ready: format!("listening on {address}"),
+            _metrics: metrics,
+            _capture: capture,
+        })
     }
 
-    /// Checks what can be checked without the network, and returns the address to listen on.
-    fn check(&self) -> Result<Address> {
-        let missing = |what: &str| usage(format!("{what} is missing; give an address"));
-        let listen = self.listen.clone().ok_or_else(|| missing("listen"))?;
+    /// Checks what can be checked without the network. Names are not looked up, because they may have an address only
+    /// later.
+    fn check(&self) -> Result<()> {
+        self.listen()?;
         let upstream = self.upstream.as_ref();
-        transport::check_connectable(upstream.ok_or_else(|| missing("upstream"))?)?;
+        let upstream = upstream.ok_or_else(|| {
+            usage("upstream is missing: the address of the server or gateway to connect to")
+        })?;
+        transport::check_connectable(upstream)
+            .map_err(|error| usage(format!("upstream: {error}")))?;
         self.live(&self.settings()?)?;
         if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
             return Err(usage(
                 "--pcap cannot capture this gateway: both sides are TCP",
             ));
         }
-        Ok(listen)
+        transport::check_accepting_end(&self.options, Some(&self.connect))
+    }
+
+    /// Returns the address to listen on.
+    fn listen(&self) -> Result<Address> {
+        let missing = || usage("listen is missing; give an address");
+        self.listen.clone().ok_or_else(missing)
     }
 
     /// Returns the settings that can change while the gateway runs.
@@ -275,9 +316,7 @@ impl Gateway {
             )));
         }
         Ok(Live {
-            upstream: upstream.ok_or_else(|| {
-                usage("upstream is missing: the address of the server or gateway to connect to")
-            })?,
+            upstream: upstream.ok_or_else(|| usage("upstream is missing; give an address"))?,
             allow: self.allow.clone(),
             max_connections,
             stall_limit: self.stall_limit,
@@ -345,16 +384,6 @@ impl Gateway {
 /// Open files other than connections: standard streams, the runtime, metrics, captures.
 const OTHER_FILES: u64 = 64;
 
-/// The keys of the file that can change while the gateway runs: the keys of [`Live`], and the key of the log.
-const LIVE_KEYS: [&str; 6] = [
-    "allow",
-    "drain-timeout",
-    "max-connections",
-    "stall-limit",
-    "upstream",
-    "verbose",
-];
-
 impl Figures for Service {
     fn title(&self) -> String {
         Self::title(self)
@@ -365,14 +394,33 @@ impl Figures for Service {
     }
 }
 
-/// The signals and the settings file that control a running gateway.
-struct Control {
-    interrupted: Interrupted,
-    hangup: Hangup,
-    file: Option<SettingsFile>,
+/// A gateway that listens.
+struct Started {
+    gateway: smbdirect_gateway::Gateway,
+    service: Arc<Service>,
+    /// What the service manager shows.
+    ready: String,
+    /// Serves until it is dropped.
+    _metrics: Option<metrics::Server>,
+    /// Captures until it is dropped.
+    _capture: Option<Capture>,
 }
 
-impl Control {
+/// The signals that control a gateway.
+struct Signals {
+    interrupted: Interrupted,
+    hangup: Hangup,
+}
+
+impl Signals {
+    fn new() -> Self {
+        Self {
+            // First, because without a handler it ends the process.
+            hangup: Hangup::new(),
+            interrupted: Interrupted::new(),
+        }
+    }
+
     /// Runs the gateway until a signal ends it.
     async fn serve(
         mut self,
@@ -380,6 +428,7 @@ impl Control {
         service: &Service,
         report: Report,
         ready: &str,
+        mut reloading: Option<Reloading>,
     ) -> Result<()> {
         systemd::notify(State::Ready(ready));
         loop {
@@ -387,60 +436,21 @@ impl Control {
                 served = gateway.serve() => match served? {},
                 () = self.hangup.wait() => {
                     systemd::notify(State::Reloading);
-                    reload(service, report, &mut self.file);
+                    match &mut reloading {
+                        Some(reloading) => reloading.reload(service, report),
+                        None => warn!(
+                            "SIGHUP: the gateway was started without --config, so there is no file to read again"
+                        ),
+                    }
                     systemd::notify(State::Ready(ready));
                 }
                 () = self.interrupted.wait() => break,
             }
         }
         systemd::notify(State::Stopping("waiting for the answers to requests"));
-        gateway.end(self.interrupted.wait()).await;
+        systemd::with_more_time(gateway.end(self.interrupted.wait())).await;
         Ok(())
     }
-}
-
-/// Reads the settings again. Settings that can change take effect in sessions that begin later.
-fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
-    let Some(file) = file else {
-        warn!(
-            "SIGHUP: the gateway was started without --config, so there is no file to read again"
-        );
-        return;
-    };
-    let loaded = file.load::<Gateway>().and_then(|(mut gateway, changed)| {
-        gateway.check()?;
-        gateway.limit_memory();
-        let live = gateway.live(&gateway.settings()?)?;
-        Ok((live, gateway.options.verbose, changed))
-    });
-    let (live, verbose, changed) = match loaded {
-        Ok(loaded) => loaded,
-        Err(error) => {
-            warn!("the settings were not changed: {error:#}");
-            return;
-        }
-    };
-    service.set_live(live);
-    options::set_verbosity(verbose);
-    let (changed, fixed): (Vec<_>, Vec<_>) = changed
-        .into_iter()
-        .partition(|key| LIVE_KEYS.contains(&key.as_str()));
-    let names = if changed.is_empty() {
-        "nothing has changed".to_owned()
-    } else {
-        format!("changed {}", changed.join(", "))
-    };
-    report.line(format_args!("{} read again: {names}", file.name()));
-    if !fixed.is_empty() {
-        warn!(
-            "these settings need a restart to change: {}",
-            fixed.join(", ")
-        );
-    }
-    report.event(&Event::Reloaded {
-        changed: &changed,
-        needs_restart: &fixed,
-    });
 }
 
 #[cfg(test)]
@@ -458,7 +468,8 @@ mod tests {
         let path = folder.path().join("gateway.toml");
         fs::write(&path, file).unwrap();
         let arguments = ["--config".into(), path.clone().into()].to_vec();
-        let (gateway, _): (Gateway, _) = SettingsFile::new(path, arguments).load().unwrap();
+        let file = SettingsFile::new(path, arguments);
+        let gateway = file.load::<Gateway>().unwrap().options;
         let settings = gateway.settings().unwrap();
         let live = gateway.live(&settings).unwrap();
         let rdma = gateway.options.rdma(Some(&gateway.connect));

@@ -1,12 +1,7 @@
 //! Log lines in the journal of systemd, with their fields, in its native protocol
 //! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>).
 
-use std::{
-    fmt::{Debug, Write as _},
-    io,
-    os::unix::net::UnixDatagram,
-    sync::OnceLock,
-};
+use std::fmt::{Debug, Write as _};
 
 use tracing::{
     Event, Level, Metadata, Subscriber,
@@ -21,11 +16,8 @@ use tracing_subscriber::{
 
 use crate::streams::{self, Stream};
 
-const SOCKET: &str = "/run/systemd/journal/socket";
 /// Begins the names of the fields of log lines, which must not be those of the journal.
 const PREFIX: &str = "SMBDIRECT_";
-
-static JOURNAL: OnceLock<UnixDatagram> = OnceLock::new();
 
 /// The layer that writes log lines to the journal.
 #[derive(Debug)]
@@ -34,21 +26,8 @@ pub(crate) struct Journal;
 impl Journal {
     /// Returns the layer, if there is a journal.
     pub(crate) fn open() -> Option<Self> {
-        let socket = UnixDatagram::unbound().ok()?;
-        // The journal ignores an empty datagram.
-        socket.send_to(&[], SOCKET).ok()?;
-        JOURNAL.set(socket).ok()?;
-        Some(Self)
+        streams::open_journal().then_some(Self)
     }
-}
-
-/// Sends an entry.
-///
-/// # Errors
-/// The journal does not take it.
-pub(crate) fn send(entry: &[u8]) -> io::Result<()> {
-    let socket = JOURNAL.get().ok_or(io::ErrorKind::NotConnected)?;
-    socket.send_to(entry, SOCKET).map(drop)
 }
 
 /// The fields of a span or a line, encoded.

@@ -174,10 +174,17 @@ impl Listen {
         let mode = self.mode()?;
         let (rdma, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command gracefully.
-        let interrupted = Interrupted::new();
-        let listener = rdma.listen(&self.address(), &config).await;
-        let listener = listener.of_kind(Kind::Listen)?;
-        let mut metrics = self.metrics.bind().await?;
+        let mut interrupted = Interrupted::new();
+        let starting = async {
+            let listener = rdma.listen(&self.address(), &config).await;
+            let listener = listener.of_kind(Kind::Listen)?;
+            Ok::<_, anyhow::Error>((listener, self.metrics.bind().await?))
+        };
+        // A name may take long to be looked up.
+        let (listener, mut metrics) = tokio::select! {
+            started = starting => started?,
+            () = interrupted.wait() => return Ok(true),
+        };
         let address = listener.local_addr();
         let over = transport::listening_over(&self.options);
         report.line(format_args!("listening on {address}{over}"));

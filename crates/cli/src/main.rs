@@ -189,11 +189,15 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if env::args_os().nth(1).is_some_and(|name| name == "gateway") {
+        signals::hold_hangup();
+    }
     let command = parse();
     report::set_json(command.json());
     panics::install();
     let queued = if command.is_service() {
-        streams::start_queue().context("the program cannot start a thread")
+        streams::start_queue(report::lines_lost).context("the program cannot start a thread")
     } else {
         Ok(())
     };
@@ -257,9 +261,13 @@ fn run(command: Command) -> Result<u8> {
     let mut runtime = runtime::Builder::new_multi_thread();
     let runtime = panics::while_starting(|| runtime.enable_all().build());
     let runtime = runtime.context("the runtime does not start")?;
+    // Threads that write files remove unfinished ones. A disk that hangs is not waited for, nor is a look-up of a name.
+    let shutdown_timeout = match command {
+        Command::Gateway(_) => Duration::ZERO,
+        _ => SHUTDOWN_TIMEOUT,
+    };
     let result = runtime.block_on(command.run());
-    // Threads that write files remove unfinished ones. A disk that hangs is not waited for.
-    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    runtime.shutdown_timeout(shutdown_timeout);
     result
 }
 

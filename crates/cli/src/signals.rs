@@ -88,6 +88,20 @@ pub(crate) struct Hangup {
     signal: tokio::signal::unix::Signal,
 }
 
+/// Holds back SIGHUP until [`Hangup::new`]: before, it would end the process.
+#[cfg(target_os = "linux")]
+pub(crate) fn hold_hangup() {
+    // If the system refuses, SIGHUP ends the process for some milliseconds more.
+    let _ = hangup_alone().thread_block();
+}
+
+#[cfg(target_os = "linux")]
+fn hangup_alone() -> nix::sys::signal::SigSet {
+    let mut set = nix::sys::signal::SigSet::empty();
+    set.add(nix::sys::signal::Signal::SIGHUP);
+    set
+}
+
 impl Hangup {
     /// # Panics
     /// The system refuses signal handlers, which does not happen on supported systems.
@@ -96,6 +110,8 @@ impl Hangup {
         {
             use tokio::signal::unix::{SignalKind, signal};
             let signal = signal(SignalKind::hangup()).expect("the signal can be handled");
+            #[cfg(target_os = "linux")]
+            let _ = hangup_alone().thread_unblock();
             Self { signal }
         }
         #[cfg(not(unix))]

@@ -5,6 +5,8 @@
 //! the lines, from a queue with a limit. Lines that find the queue full, or that cannot be written, are lost and
 //! counted, and the count is written when there is room again.
 
+#[cfg(target_os = "linux")]
+use std::os::unix::net::UnixDatagram;
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -15,8 +17,6 @@ use std::{
     thread,
     time::Duration,
 };
-
-use crate::report;
 
 /// Maximum number of bytes that wait to be written.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
@@ -62,15 +62,16 @@ struct Waiting {
     is_writing: bool,
 }
 
-/// Writes lines by a thread of its own from now on.
+/// Writes lines by a thread of its own from now on. It calls `report_lost` when a stream that has lost lines takes lines
+/// again, with their number.
 ///
 /// # Errors
 /// The system starts no thread.
-pub(crate) fn start_queue() -> io::Result<()> {
+pub(crate) fn start_queue(report_lost: fn(Stream, u64)) -> io::Result<()> {
     let queue = Arc::new(Queue::default());
     let writer = queue.clone();
     let thread = thread::Builder::new().name("smbdirect-log".into());
-    thread.spawn(move || writer.write_forever())?;
+    thread.spawn(move || writer.write_forever(report_lost))?;
     QUEUE.get_or_init(|| queue);
     Ok(())
 }
@@ -96,8 +97,34 @@ pub(crate) fn write(stream: Stream, line: &[u8]) -> io::Result<()> {
         }
         Stream::Stderr => io::stderr().write_all(line),
         #[cfg(target_os = "linux")]
-        Stream::Journal => crate::journal::send(line),
+        Stream::Journal => send(line),
     }
+}
+
+#[cfg(target_os = "linux")]
+static JOURNAL: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// The socket of the journal.
+#[cfg(target_os = "linux")]
+const JOURNAL_SOCKET: &str = "/run/systemd/journal/socket";
+
+/// Opens the journal, and returns whether there is one.
+#[cfg(target_os = "linux")]
+pub(crate) fn open_journal() -> bool {
+    let open = || {
+        let socket = UnixDatagram::unbound()?;
+        // The journal ignores an empty datagram.
+        socket.send_to(&[], JOURNAL_SOCKET)?;
+        Ok::<_, io::Error>(socket)
+    };
+    open().is_ok_and(|socket| JOURNAL.set(socket).is_ok())
+}
+
+/// Sends an entry to the journal.
+#[cfg(target_os = "linux")]
+fn send(entry: &[u8]) -> io::Result<()> {
+    let socket = JOURNAL.get().ok_or(io::ErrorKind::NotConnected)?;
+    socket.send_to(entry, JOURNAL_SOCKET).map(drop)
 }
 
 /// Waits until the queue is empty, for a limited time.
@@ -146,7 +173,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    fn write_forever(&self) {
+    fn write_forever(&self, report_lost: fn(Stream, u64)) {
         let mut lost = [0; STREAMS];
         let mut is_torn = [false; STREAMS];
         loop {
@@ -171,7 +198,7 @@ impl Queue {
                 }
                 drop(waiting);
                 if has_room && *lost > 0 {
-                    report::lines_lost(stream, std::mem::take(lost));
+                    report_lost(stream, std::mem::take(lost));
                 }
             }
         }
@@ -218,7 +245,7 @@ fn write_some(stream: Stream, line: &[u8]) -> io::Result<usize> {
     match stream {
         Stream::Stdout => Ok(rustix::io::write(io::stdout(), line)?),
         Stream::Stderr => Ok(rustix::io::write(io::stderr(), line)?),
-        Stream::Journal => crate::journal::send(line).map(|()| line.len()),
+        Stream::Journal => send(line).map(|()| line.len()),
     }
 }
 

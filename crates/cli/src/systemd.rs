@@ -1,7 +1,7 @@
 //! Reports to the service manager, and the listening socket that it passes to this process. Without
 //! systemd these functions do nothing.
 
-use std::{net::TcpListener, time::Duration};
+use std::{future::Future, net::TcpListener, time::Duration};
 
 use anyhow::Result;
 
@@ -63,6 +63,34 @@ pub(crate) async fn keep_watchdog_quiet() {
     let _: Duration = std::future::pending().await;
 }
 
+/// Time that the service manager is asked for while the service ends.
+#[cfg(target_os = "linux")]
+const MORE_TIME: Duration = Duration::from_secs(60);
+
+/// Runs `ending` to its end, and asks the service manager for more time as long as it runs. The drain timeout may be
+/// longer than `TimeoutStopSec=` of the unit.
+#[cfg(target_os = "linux")]
+pub(crate) async fn with_more_time<T>(ending: impl Future<Output = T>) -> T {
+    let mut ending = std::pin::pin!(ending);
+    let mut ticks = tokio::time::interval(MORE_TIME / 3);
+    loop {
+        tokio::select! {
+            biased;
+            _ = ticks.tick() => {
+                let more = sd_notify::NotifyState::ExtendTimeoutUsec(MORE_TIME.as_micros() as u32);
+                // Without the time, the service manager kills the process.
+                let _ = sd_notify::notify(&[more]);
+            }
+            ended = &mut ending => return ended,
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) async fn with_more_time<T>(ending: impl Future<Output = T>) -> T {
+    ending.await
+}
+
 /// Returns the listening socket that the service manager has passed to this process (socket
 /// activation), if any.
 ///
@@ -85,6 +113,12 @@ pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
         .take_tcp_listener(0)
         .context("the socket that the service manager passed is not a TCP listener")?;
     if let Some(listener) = &listener {
+        if !rustix::net::sockopt::socket_acceptconn(listener)? {
+            bail!(
+                "the socket that the service manager passed does not listen; use ListenStream= with Accept=no in the \
+                 socket unit"
+            );
+        }
         listener
             .set_nonblocking(true)
             .context("the socket of the service manager cannot be used")?;

@@ -67,19 +67,47 @@ pub(crate) fn accepting_end(
     address: &Address,
     passed: Option<TcpListener>,
 ) -> Result<(Rdma, Option<Capture>)> {
+    check_kind(options)?;
     if passed.is_some() && options.transport != Transport::Iwarp {
         return Err(usage(
             "RDMA adapters do not listen on the socket of the service manager; disable the socket unit",
         ));
     }
+    let (settings, capture) = captured(options, connect)?;
+    Ok((Rdma::at(settings, address, passed)?, capture))
+}
+
+/// Checks what [`accepting_end`] needs, without an address and without creating the capture.
+///
+/// # Errors
+/// The errors of `accepting_end`.
+pub(crate) fn check_accepting_end(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+) -> Result<()> {
+    check_kind(options)?;
+    if options.pcap.is_some() && options.transport == Transport::Verbs {
+        return Err(no_packets());
+    }
+    Rdma::new(options.rdma(connect)).map(drop)
+}
+
+/// Checks that RDMA of this kind reaches another process.
+fn check_kind(options: &CommonOptions) -> Result<()> {
     if options.transport == Transport::Loopback {
         return Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
              without --transport, iWARP is used",
         ));
     }
-    let (settings, capture) = captured(options, connect)?;
-    Ok((Rdma::at(settings, address, passed)?, capture))
+    Ok(())
+}
+
+fn no_packets() -> anyhow::Error {
+    usage(
+        "--pcap cannot capture --transport verbs: the adapters make the packets; \
+         omit it, or capture with tcpdump where the kernel sees them",
+    )
 }
 
 /// Returns the RDMA adapters.
@@ -112,12 +140,7 @@ fn captured(
             settings.roce.tap = Some(capture.datagram_tap());
             capture
         }
-        Transport::Verbs => {
-            return Err(usage(
-                "--pcap cannot capture --transport verbs: the adapters make the packets; \
-                 omit it, or capture with tcpdump where the kernel sees them",
-            ));
-        }
+        Transport::Verbs => return Err(no_packets()),
         Transport::Loopback => {
             return Err(usage(
                 "--pcap cannot capture --transport loopback; use iwarp",

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use smbdirect_transport::Address;
 
 /// The settings that can change.
@@ -39,9 +39,30 @@ impl FromStr for Network {
         let network = text.parse::<IpNet>().ok();
         let network = network.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
         let network = network.ok_or("expected an IP address or a network, such as 10.0.0.0/8")?;
-        Ok(Self(network))
+        Ok(Self(canonical(network)?))
     }
 }
+
+/// Returns a network of IPv4 addresses for one of IPv4-mapped IPv6 addresses, because a client with such an address has
+/// an IPv4 address here.
+fn canonical(network: IpNet) -> Result<IpNet, String> {
+    let IpNet::V6(mapped) = network else {
+        return Ok(network);
+    };
+    let Some(address) = mapped.addr().to_ipv4_mapped() else {
+        return Ok(network);
+    };
+    let length = mapped.prefix_len().checked_sub(MAPPED_PREFIX_BITS);
+    let network = length.and_then(|length| Ipv4Net::new(address, length).ok());
+    network.map(IpNet::V4).ok_or_else(|| {
+        format!(
+            "a network of IPv4-mapped addresses has a prefix of at least {MAPPED_PREFIX_BITS} bits"
+        )
+    })
+}
+
+/// Bits of an IPv4-mapped IPv6 address before the IPv4 address.
+const MAPPED_PREFIX_BITS: u8 = 96;
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,11 +93,22 @@ mod tests {
             (&["10.0.0.0/8"], "11.1.2.3", false),
             (&["10.0.0.7", "fd00::/8"], "fd12::1", true),
             (&["10.0.0.7", "fd00::/8"], "10.0.0.8", false),
+            (&["::ffff:10.0.0.0/104"], "10.1.2.3", true),
+            (&["::ffff:10.0.0.0/104"], "11.1.2.3", false),
+            (&["::ffff:10.0.0.7"], "::ffff:10.0.0.7", true),
+            (&["::/0"], "10.1.2.3", false),
         ] {
             let client = client.parse().unwrap();
             assert_eq!(live(allow).permits(client), permitted, "{allow:?} {client}");
         }
-        for text in ["", "nas", "10.0.0.0/33", "10.0.0", "fd00::/8/8"] {
+        for text in [
+            "",
+            "nas",
+            "10.0.0.0/33",
+            "10.0.0",
+            "fd00::/8/8",
+            "::ffff:10.0.0.0/95",
+        ] {
             assert!(text.parse::<Network>().is_err(), "{text}");
         }
     }

@@ -4,14 +4,15 @@
 //! So the file and the command line accept the same values. Options on the command line take precedence.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     error::Error as _,
     ffi::OsString,
-    fs,
+    fs::{self, File},
+    io::{self, Read},
     path::PathBuf,
 };
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use clap::{
     Arg, ArgAction, Args, Command, FromArgMatches,
     error::{ContextKind, ContextValue},
@@ -23,6 +24,7 @@ use toml::{
 };
 
 use crate::{
+    failure::UsageError,
     options::usage,
     report::{plain, printable},
 };
@@ -30,23 +32,35 @@ use crate::{
 /// Options that make no sense in the file.
 const NOT_IN_FILES: [&str; 4] = ["config", "check-config", "help", "version"];
 
+/// Maximum length of a file, so that a path that was given by mistake does not fill the memory.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The values of each key, as the command line has them.
+pub(super) type Given = BTreeMap<String, Vec<String>>;
+
 /// A file of settings, and the command line that goes with it.
 #[derive(Debug)]
 pub(super) struct SettingsFile {
     path: PathBuf,
     /// The arguments after the name of the command.
     arguments: Vec<OsString>,
-    /// The settings that the file gave last.
-    given: BTreeMap<String, Vec<String>>,
+}
+
+/// What a file says.
+#[derive(Debug)]
+pub(super) struct Loaded<T> {
+    /// The options of the file and the command line together.
+    pub(super) options: T,
+    /// The settings of the file, without those that the command line has.
+    pub(super) given: Given,
+    /// The line of each key.
+    lines: BTreeMap<String, usize>,
+    file: String,
 }
 
 impl SettingsFile {
-    pub(super) fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
-        Self {
-            path,
-            arguments,
-            given: BTreeMap::new(),
-        }
+    pub(super) const fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
+        Self { path, arguments }
     }
 
     /// Returns the path without control characters.
@@ -54,63 +68,140 @@ impl SettingsFile {
         printable(&self.path.to_string_lossy())
     }
 
-    /// Reads the file, and returns the options of the file and the command line together, and the settings of the
-    /// file that have changed since it was last read.
+    /// Reads the file.
     ///
     /// # Errors
     /// The file cannot be read, or a line is wrong; the error names the line and the reason.
-    pub(super) fn load<T: Args + FromArgMatches>(&mut self) -> Result<(T, BTreeSet<String>)> {
+    pub(super) fn load<T: Args + FromArgMatches>(&self) -> Result<Loaded<T>> {
         let command = T::augment_args(Command::new("smbdirect"));
         let matches = command
             .clone()
             .try_get_matches_from(with_name(&self.arguments))
             .map_err(|error| usage(first_line(&error)))?;
-        let mut given = self.read(&command)?;
-        given.retain(|key, _| {
+        let (mut given, lines) = self.read(&command)?;
+        let is_on_command_line = |key: &str| {
             let id = argument(&command, key).map(Arg::get_id);
             let source = id.and_then(|id| matches.value_source(id.as_str()));
-            source != Some(ValueSource::CommandLine)
-        });
-        let merged = merged(&command, &given, &self.arguments);
-        let options = command
-            .try_get_matches_from(with_name(&merged))
-            .and_then(|matches| T::from_arg_matches(&matches))
-            .map_err(|error| usage(format!("{}: {}", self.name(), first_line(&error))))?;
-        let keys = given.keys().chain(self.given.keys());
-        let changed = keys.filter(|&key| given.get(key) != self.given.get(key));
-        let changed = changed.cloned().collect();
-        self.given = given;
-        Ok((options, changed))
+            source == Some(ValueSource::CommandLine)
+        };
+        given.retain(|key, _| !is_on_command_line(key));
+        // An address of the file takes no place of one that is missing before it.
+        let addresses = command.get_positionals().filter_map(name);
+        let missing = addresses
+            .take_while(|key| !given.contains_key(*key))
+            .find(|key| !is_on_command_line(key));
+        if let Some(missing) = missing {
+            return Err(usage(format!(
+                "{}: {missing} is missing; give an address",
+                self.name()
+            )));
+        }
+        Ok(Loaded {
+            options: self.options(&given)?,
+            given,
+            lines,
+            file: self.name(),
+        })
     }
 
-    /// Reads and checks each setting of the file.
-    fn read(&self, command: &Command) -> Result<BTreeMap<String, Vec<String>>> {
-        let text = fs::read_to_string(&self.path)
-            .map_err(|error| usage(format!("{}: {}", self.name(), plain(&error))))?;
-        let at = |span: usize, what: &str| {
-            let line = text.as_bytes()[..span]
-                .iter()
-                .filter(|&&byte| byte == b'\n')
-                .count()
-                + 1;
-            usage(format!("{}, line {line}: {what}", self.name()))
+    /// Returns the options of these settings and the command line together.
+    ///
+    /// # Errors
+    /// Options that do not go together.
+    pub(super) fn options<T: Args + FromArgMatches>(&self, given: &Given) -> Result<T> {
+        let command = T::augment_args(Command::new("smbdirect"));
+        let merged = merged(&command, given, &self.arguments);
+        command
+            .try_get_matches_from(with_name(&merged))
+            .and_then(|matches| T::from_arg_matches(&matches))
+            .map_err(|error| usage(format!("{}: {}", self.name(), first_line(&error))))
+    }
+
+    /// Reads and checks each setting of the file, and returns the lines of the keys as well.
+    fn read(&self, command: &Command) -> Result<(Given, BTreeMap<String, usize>)> {
+        let text = self.text()?;
+        let line_of = |span: usize| {
+            let before = text.as_bytes().iter().take(span);
+            before.filter(|&&byte| byte == b'\n').count() + 1
         };
-        let table = DeTable::parse(&text)
-            .map_err(|error| at(error.span().map_or(0, |span| span.start), error.message()))?;
-        let mut given = BTreeMap::new();
+        let at = |line: usize, what: &str| usage(format!("{}, line {line}: {what}", self.name()));
+        let table = DeTable::parse(&text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            at(line_of(start), error.message())
+        })?;
+        let (mut given, mut lines) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in table.get_ref() {
-            let start = key.span().start;
+            let line = line_of(key.span().start);
             let key = key.get_ref().as_ref();
             let Some(option) = argument(command, key) else {
-                return Err(at(start, &unknown(command, key)));
+                return Err(at(line, &unknown(command, key)));
             };
             let values = values(option, value)
                 .and_then(|values| check(option, &values).map(|()| values))
-                .map_err(|what| at(start, &format!("{key}: {what}")))?;
-            given.insert(key.to_owned(), values);
+                .map_err(|what| at(line, &format!("{}: {what}", printable(key))))?;
+            let own_name = name(option)
+                .expect("the option was found by a name")
+                .to_owned();
+            if given.insert(own_name.clone(), values).is_some() {
+                return Err(at(line, &format!("{key}: {own_name} is given twice")));
+            }
+            lines.insert(own_name, line);
         }
-        Ok(given)
+        Ok((given, lines))
     }
+
+    /// Reads the text. Only a regular file is opened, because others may have no end or wait for a writer.
+    fn text(&self) -> Result<String> {
+        let fault = |what: &str| usage(format!("{}: {what}", self.name()));
+        let failed = |error: io::Error| fault(&plain(&error));
+        if !fs::metadata(&self.path).map_err(failed)?.is_file() {
+            return Err(fault("it is not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        let file = File::open(&self.path).map_err(failed)?;
+        let length = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+        if length.map_err(failed)? as u64 > MAX_FILE_BYTES {
+            return Err(fault(
+                "it is longer than 1 MiB, so it is not a settings file",
+            ));
+        }
+        String::from_utf8(bytes).map_err(|error| {
+            let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
+            usage(format!("{}, line {line}: it is not UTF-8", self.name()))
+        })
+    }
+}
+
+impl<T> Loaded<T> {
+    /// Adds the file and, if a usage error is about one of its settings, the line.
+    pub(super) fn locate(&self, error: Error) -> Error {
+        if !error.is::<UsageError>() {
+            return error;
+        }
+        let text = error.to_string();
+        let found = self.lines.iter().filter_map(|(key, line)| {
+            let position = position(&text, key)?;
+            Some((position, line))
+        });
+        usage(match found.min() {
+            Some((_, line)) => format!("{}, line {line}: {text}", self.file),
+            None => format!("{}: {text}", self.file),
+        })
+    }
+}
+
+/// Returns where a message names an option, as `--key` or as `key` in front.
+fn position(text: &str, key: &str) -> Option<usize> {
+    let is_end = |rest: &str| !rest.starts_with(|c: char| c == '-' || c.is_ascii_alphanumeric());
+    if text.strip_prefix(key).is_some_and(is_end) {
+        return Some(0);
+    }
+    let option = format!("--{key}");
+    let mut found = text.match_indices(&option);
+    found
+        .find(|(start, option)| is_end(&text[start + option.len()..]))
+        .map(|(start, _)| start)
 }
 
 fn with_name(arguments: &[OsString]) -> impl Iterator<Item = OsString> {
@@ -119,10 +210,14 @@ fn with_name(arguments: &[OsString]) -> impl Iterator<Item = OsString> {
         .chain(arguments.iter().cloned())
 }
 
-/// Returns the option or argument that a key names.
+/// Returns the option or argument that a key names, also by an alias.
 fn argument<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     let mut arguments = command.get_arguments();
-    arguments.find(|argument| name(argument) == Some(key) && !NOT_IN_FILES.contains(&key))
+    arguments.find(|argument| {
+        let aliases = argument.get_all_aliases().unwrap_or_default();
+        let is_named = name(argument) == Some(key) || aliases.contains(&key);
+        is_named && !NOT_IN_FILES.contains(&key)
+    })
 }
 
 /// Returns the key of an option or argument.
@@ -200,6 +295,9 @@ fn check(option: &Arg, values: &[String]) -> Result<(), String> {
         return number
             .map(|_| ())
             .ok_or_else(|| format!("expected a number, at most {MAX_COUNT}"));
+    }
+    if option.is_positional() && values.iter().any(|value| value.starts_with('-')) {
+        return Err("an address does not begin with `-`".into());
     }
     // Only the value parser, so that an error can come only from the value.
     let command = Command::new("smbdirect")
@@ -285,7 +383,7 @@ mod tests {
         upstream: Option<Address>,
         #[arg(long)]
         config: Option<PathBuf>,
-        #[arg(long, default_value = "5", value_parser = seconds)]
+        #[arg(long, default_value = "5", value_parser = seconds, visible_alias = "limit")]
         time_limit: std::time::Duration,
         #[arg(long, value_enum)]
         colour: Option<Colour>,
@@ -307,8 +405,8 @@ mod tests {
     }
 
     fn loaded(text: &str, arguments: &[&str]) -> Result<Options> {
-        let (_directory, mut file) = file(text, arguments);
-        Ok(file.load()?.0)
+        let (_directory, file) = file(text, arguments);
+        Ok(file.load()?.options)
     }
 
     const FILE: &str = "# Both ends.\nlisten = ':5445'\nupstream = 'nas'\ntime-limit = 0.25\n\
@@ -377,6 +475,10 @@ mod tests {
                 "line 2: verbose: expected a number, at most 9",
             ),
             (
+                "listen = '-x'",
+                "line 2: listen: an address does not begin with `-`",
+            ),
+            (
                 "listen = 'a b'",
                 "line 2: listen: an address is HOST[:PORT]",
             ),
@@ -398,33 +500,68 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let (directory, mut file) = file("", &[]);
+        let (directory, file) = file("", &[]);
         drop(directory);
         let error = file.load::<Options>().unwrap_err().to_string();
         assert!(error.contains("gateway.toml: no such file"), "{error}");
     }
 
     #[test]
-    fn changes_are_those_of_the_file() {
-        let (directory, mut file) = file(FILE, &["-v"]);
-        let keys = |changed: BTreeSet<String>| changed.into_iter().collect::<Vec<_>>().join(" ");
-        let (_, changed) = file.load::<Options>().unwrap();
-        assert_eq!(
-            keys(changed),
-            "colour credits json listen time-limit upstream"
+    fn the_command_line_hides_settings_of_the_file() {
+        let (_directory, file) = file(FILE, &["-v"]);
+        let loaded = file.load::<Options>().unwrap();
+        let keys: Vec<_> = loaded.given.keys().map(String::as_str).collect();
+        let all = [
+            "colour",
+            "credits",
+            "json",
+            "listen",
+            "time-limit",
+            "upstream",
+        ];
+        assert_eq!(keys, all);
+    }
+
+    #[test]
+    fn an_alias_is_the_same_setting() {
+        let options = loaded("listen = ':1'\nupstream = 'nas'\nlimit = 3", &[]).unwrap();
+        assert_eq!(options.time_limit.as_secs(), 3);
+        let twice = loaded("limit = 3\ntime-limit = 4", &[":1", "nas"]).unwrap_err();
+        assert!(
+            twice.to_string().contains("time-limit is given twice"),
+            "{twice}"
         );
-        let changed = FILE
-            .replace("0.25", "1")
-            .replace("verbose = 2", "verbose = 3");
-        let changed = changed.replace("json = true", "");
-        fs::write(directory.path().join("gateway.toml"), changed).unwrap();
-        let (options, changed) = file.load::<Options>().unwrap();
-        assert_eq!(
-            keys(changed),
-            "json time-limit",
-            "-v is on the command line"
-        );
-        assert!(!options.json && options.time_limit.as_secs() == 1);
-        assert_eq!(keys(file.load::<Options>().unwrap().1), "");
+    }
+
+    #[test]
+    fn errors_about_settings_name_their_lines() {
+        let (_directory, file) = file("# x\nlisten = ':1'\nupstream = 'nas'\ntime-limit = 3", &[]);
+        let loaded = file.load::<Options>().unwrap();
+        for (text, line) in [
+            ("--time-limit is too long", ", line 4: --time-limit"),
+            ("--json needs --time-limit", ", line 4: --json"),
+            ("upstream: it has no host", ", line 3: upstream"),
+            ("--time-limits are gone", ": --time-limits"),
+            ("upstreams are gone", ": upstreams"),
+        ] {
+            let located = loaded.locate(usage(text)).to_string();
+            assert!(
+                located.contains(&format!("gateway.toml{line}")),
+                "{located}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_short_regular_file_with_text_is_read() {
+        let (directory, mut file) = file("", &[]);
+        let path = file.path.clone();
+        let fault = |file: &SettingsFile| file.load::<Options>().unwrap_err().to_string();
+        fs::write(&path, b"listen = ':1'\n# f\xfcr\n").unwrap();
+        assert!(fault(&file).contains("gateway.toml, line 2: it is not UTF-8"));
+        fs::write(&path, vec![b'#'; MAX_FILE_BYTES as usize + 1]).unwrap();
+        assert!(fault(&file).contains("longer than 1 MiB"));
+        file.path = directory.path().to_owned();
+        assert!(fault(&file).contains("not a regular file"));
     }
 }

@@ -24,7 +24,11 @@ mod leaving;
 mod memory;
 mod metrics;
 #[cfg(unix)]
+mod reload;
+#[cfg(unix)]
 mod service;
+#[cfg(unix)]
+mod systemd;
 
 fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
     let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);

@@ -74,6 +74,20 @@ fn lines_that_found_no_room_are_counted() {
     gateway.terminate().succeeded();
 }
 
+#[test]
+fn the_summary_counts_all_that_were_turned_away() {
+    let gateway = listening(denying("127.0.0.1:0", Stdio::piped()));
+    for _ in 0..3 {
+        assert!(turned_away(&gateway.address));
+    }
+    let done = gateway.terminate().succeeded();
+    let last = done.stdout.lines().last().unwrap().to_owned();
+    assert!(
+        last.starts_with("0 connections, none failed, 3 turned away"),
+        "{last}"
+    );
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_and_a_closed_output_do_not_change_the_status() {

@@ -4,8 +4,7 @@ use std::{
     convert::Infallible,
     future::pending,
     net,
-    os::unix::net::UnixDatagram,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     time::Instant,
 };
@@ -14,15 +13,15 @@ use smbdirect_smb::smb2;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::support::{Running, eventually};
+use crate::support::Running;
 
 /// A settings file in a directory of its own.
-struct Settings {
+pub(crate) struct Settings {
     directory: tempfile::TempDir,
 }
 
 impl Settings {
-    fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let settings = Self {
             directory: tempfile::tempdir().unwrap(),
         };
@@ -30,15 +29,15 @@ impl Settings {
         settings
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("gateway.toml")
     }
 
-    fn write(&self, text: &str) {
+    pub(crate) fn write(&self, text: &str) {
         fs::write(self.path(), text).unwrap();
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = command(&["gateway", "--json", "--config"]);
         command.arg(self.path()).args(arguments);
         command
@@ -46,7 +45,7 @@ impl Settings {
 }
 
 /// Returns the settings of a gateway from SMB Direct to this TCP server.
-fn settings(server: &Server, more: &str) -> String {
+pub(crate) fn settings(server: &Server, more: &str) -> String {
     let address = server.address();
     format!("listen = '127.0.0.1:0'\nupstream = '{address}'\n{more}\n")
 }
@@ -80,135 +79,37 @@ fn a_settings_file_is_checked_without_starting() {
             "allow = ['10.0.0.0/40']",
             "line 1: allow: expected an IP address or a network",
         ),
-        ("listen = ':1'", "upstream is missing"),
+        ("listen = ':1'", "gateway.toml: upstream is missing"),
+        ("upstream = ':1'", "gateway.toml: listen is missing"),
         (
             "listen = ':1'\nupstream = 'nas'\nmemory = '1M'",
-            "--memory is too small",
+            "gateway.toml, line 3: --memory is too small",
         ),
-        ("listen = ':1'\nupstream = ':1'", "has no host"),
+        (
+            "listen = ':1'\nupstream = ':1'",
+            "gateway.toml, line 2: upstream: the address to connect to has no host",
+        ),
+        (
+            "upstream = 'nas:0'\nlisten = ':1'",
+            "gateway.toml, line 1: upstream: port 0 cannot be connected to",
+        ),
+        (
+            "listen = ':1'\nupstream = 'nas'\n\nmax-send-size = 1",
+            "gateway.toml, line 4: --max-send-size 1 is too small",
+        ),
+        (
+            "transport = 'loopback'\nlisten = ':1'\nupstream = 'nas'",
+            "gateway.toml, line 1: --transport loopback stays within one process",
+        ),
     ] {
         file.write(text);
         check(&[]).failed(2, says).one_line();
     }
     file.write("upstream = 'nas'");
     check(&[":1"]).succeeded();
+    file.write("listen = ':1'\nupstream = 'no-such-host.invalid'\ncrc = 'on'\nallow = '::ffff:10.0.0.0/104'");
+    check(&[]).succeeded();
     run(&["gateway", ":1", "nas", "--check-config"]).failed(2, "--config");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn settings_change_without_dropping_connections() {
-    let mut server = Server::bind(Tcp, Config::default()).await;
-    let limits = "max-connections = 1\nstall-limit = 5";
-    let file = Settings::new(&settings(&server, limits));
-    let mut gateway = listening(file.command(&[]));
-    let mut client = End::connect(SmbDirect, &gateway.address).await;
-    let mut upstream = server.accept().await;
-    let mut second = End::connect(SmbDirect, &gateway.address).await;
-    assert_eq!(second.receive().await, None);
-    assert_eq!(
-        event(&mut gateway, "turned_away")["reason"],
-        "1 connection is open"
-    );
-
-    let reload = |gateway: &mut Listening, text: &str| {
-        file.write(text);
-        gateway.running.signal("HUP");
-        let event = event(gateway, "reloaded");
-        (
-            event["changed"].to_string(),
-            event["needs_restart"].to_string(),
-        )
-    };
-    let changed = reload(
-        &mut gateway,
-        &settings(&server, "max-connections = 3\nmemory = '3G'"),
-    );
-    assert_eq!(
-        changed,
-        (
-            "[\"max-connections\",\"stall-limit\"]".into(),
-            "[\"memory\"]".into()
-        )
-    );
-    let third = End::connect(SmbDirect, &gateway.address).await;
-    let _third_upstream = server.accept().await;
-
-    // The first connection has not noticed.
-    client.send(b"hello").await;
-    assert_eq!(upstream.receive().await.as_deref(), Some(&b"hello"[..]));
-
-    let changed = reload(
-        &mut gateway,
-        &settings(&server, "allow = ['10.0.0.0/8']\nmemory = '3G'"),
-    );
-    assert_eq!(changed.0, "[\"allow\",\"max-connections\"]");
-    let mut stranger = End::connect(SmbDirect, &gateway.address).await;
-    assert_eq!(stranger.receive().await, None);
-    let reason = event(&mut gateway, "turned_away")["reason"].clone();
-    assert_eq!(reason, "its address is not allowed");
-
-    // A file with a fault changes nothing.
-    file.write("allow = []\nmax-conections = 9");
-    gateway.running.signal("HUP");
-    upstream.send(b"world").await;
-    assert_eq!(client.receive().await.as_deref(), Some(&b"world"[..]));
-    client.close().await;
-    third.close().await;
-    let done = gateway.terminate();
-    assert!(done.status.success(), "{done:?}");
-    assert!(
-        done.stderr.contains("did you mean `max-connections`?"),
-        "{done:?}"
-    );
-    assert!(
-        done.stderr.contains("need a restart to change: memory"),
-        "{done:?}"
-    );
-}
-
-/// SIGHUP asks for something that there is not, and it ends nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_file_sighup_changes_nothing() {
-    let mut server = Server::bind(Tcp, Config::default()).await;
-    let upstream = server.address().to_string();
-    let gateway = gateway(SmbDirect, Tcp, &upstream, &[]);
-    gateway.running.signal("HUP");
-    let client = End::connect(SmbDirect, &gateway.address).await;
-    let _upstream = server.accept().await;
-    client.close().await;
-    let done = gateway.terminate();
-    assert!(done.status.success(), "{done:?}");
-    assert!(done.stderr.contains("without --config"), "{done:?}");
-}
-
-/// The memory takes effect at the start only, and so does the number of connections that it affords.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
-    let mut server = Server::bind(Tcp, Config::default()).await;
-    let file = Settings::new(&settings(&server, "memory = '1M'"));
-    let path = file.path();
-    let check = run(&[
-        "gateway",
-        "--check-config",
-        "--config",
-        path.to_str().unwrap(),
-    ]);
-    let needed = check.stderr.split("one connection needs ").nth(1).unwrap();
-    let needed: f64 = needed.split(" MiB").next().unwrap().parse().unwrap();
-    let enough = format!("memory = '{}M'\nmax-connections = 8", needed as u64 + 1);
-    file.write(&settings(&server, &enough));
-    let mut gateway = listening(file.command(&[]));
-    file.write(&settings(&server, "memory = '30G'\nmax-connections = 9"));
-    gateway.running.signal("HUP");
-    event(&mut gateway, "reloaded");
-    let first = End::connect(SmbDirect, &gateway.address).await;
-    let _upstream = server.accept().await;
-    let mut second = End::connect(SmbDirect, &gateway.address).await;
-    assert_eq!(second.receive().await, None);
-    let reason = event(&mut gateway, "turned_away")["reason"].clone();
-    assert_eq!(reason, "1 connection is open");
-    first.close().await;
-    gateway.terminate();
 }
 
 /// Returns an Oplock Break Notification ([MS-SMB2] 2.2.23.1) without its body.
@@ -302,110 +203,6 @@ async fn the_wait_for_answers_has_a_limit_and_a_second_signal_ends_it() {
         assert!(gateway.running.finish().status.success());
         assert!(started.elapsed() < Duration::from_secs(30));
     }
-}
-
-#[test]
-fn systemd_is_told_each_state() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
-    socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
-    let next = || {
-        let mut bytes = [0; 4096];
-        let length = socket.recv(&mut bytes).unwrap();
-        String::from_utf8(bytes[..length].to_vec()).unwrap()
-    };
-    let file = Settings::new("listen = '127.0.0.1:0'\nupstream = '127.0.0.1'\n");
-    let mut command = file.command(&[]);
-    command.env("NOTIFY_SOCKET", directory.path().join("notify"));
-    let gateway = listening(command);
-    let ready = format!("STATUS=listening on {}", gateway.address);
-    let text = next();
-    assert!(text.contains("READY=1") && text.contains(&ready), "{text}");
-    gateway.running.signal("HUP");
-    let text = next();
-    assert!(
-        text.contains("RELOADING=1") && text.contains("MONOTONIC_USEC="),
-        "{text}"
-    );
-    assert!(next().contains("READY=1"));
-    gateway.running.signal("TERM");
-    assert!(next().contains("STOPPING=1"));
-    gateway.running.finish().succeeded();
-}
-
-/// Returns whether a program is installed. Says so if it is not.
-fn has(program: &str) -> bool {
-    let mut version = Command::new(program);
-    version
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let found = version.status().is_ok();
-    if !found {
-        println!("skipped: needs {program} (Debian: apt install systemd)");
-    }
-    found
-}
-
-#[test]
-fn systemd_can_pass_the_listening_socket() {
-    if !has("systemd-socket-activate") {
-        return;
-    }
-    for from in ["smbdirect", "tcp"] {
-        let free = net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap().to_string();
-        drop(free);
-        let mut activate = Command::new("systemd-socket-activate");
-        activate
-            .args([
-                "--listen",
-                &address,
-                crate::support::PROGRAM,
-                "gateway",
-                ":1",
-                "127.0.0.1",
-            ])
-            .args(["--from", from, "--json"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut running = Running::new(activate);
-        eventually("listening", || net::TcpStream::connect(&address).is_ok());
-        let first = running.line();
-        let transport = if from == "tcp" { "null" } else { "\"iwarp\"" };
-        let begin = format!(
-            "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":{transport},"
-        );
-        assert!(first.starts_with(&begin), "{first}");
-        running.signal("TERM");
-        assert!(running.status().success());
-    }
-}
-
-#[test]
-fn the_sandbox_of_the_unit_is_tight() {
-    if !has("systemd-analyze") {
-        return;
-    }
-    let unit = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../packaging/systemd/smbdirect-gateway.service");
-    // The threshold is ten times the exposure level: 2.0.
-    let done = Command::new("systemd-analyze")
-        .args(["security", "--offline=true", "--threshold=20", "--no-pager"])
-        .arg(&unit)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(
-        done.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    assert!(
-        text.contains("Overall exposure level for smbdirect-gateway.service: "),
-        "{text}"
-    );
 }
 
 /// Runs a gateway to 127.0.0.1 under limits of the shell.
