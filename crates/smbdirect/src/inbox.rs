@@ -7,14 +7,19 @@
 //! The cost of the messages in the inbox therefore bounds the memory that they use; see
 //! [`Config::receive_memory`].
 
-use std::{collections::VecDeque, hint::cold_path, mem};
+use std::{collections::VecDeque, mem};
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::{
     engine::{Config, Message},
-    rdma::software::pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
-    rdma::work::Token,
+    rdma::{
+        software::{
+            cold_path,
+            pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
+        },
+        work::Token,
+    },
 };
 
 /// Cost of a message in addition to its bytes, so that many short messages are not free.

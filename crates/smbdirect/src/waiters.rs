@@ -5,10 +5,11 @@
 //! a lock: a waker may own the last handle of what the lock protects.
 
 use std::{
-    hint::cold_path,
     mem,
     task::{Context, Poll, Waker},
 };
+
+use crate::rdma::software::cold_path;
 
 /// A slab of results that futures wait for, which allocates nothing in steady state.
 ///

@@ -11,10 +11,13 @@ use std::{
 /// the file's name applies.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("wire/", &[]),
-    ("engine/connection/", &["engine", "rdma::work", "wire"]),
+    (
+        "engine/connection/",
+        &["engine", "rdma::software", "rdma::work", "wire"],
+    ),
     ("engine/timer.rs", &["deadline"]),
     ("engine/", &["rdma::software", "rdma::work", "wire"]),
-    ("waiters.rs", &[]),
+    ("waiters.rs", &["rdma::software"]),
     ("inbox.rs", &["engine", "rdma::software", "rdma::work"]),
     ("frames.rs", &[]),
     ("metrics/", &["engine"]),

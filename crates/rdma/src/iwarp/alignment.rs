@@ -21,6 +21,7 @@ use std::{
 };
 
 use super::mpa;
+use crate::software::pop_front_if;
 
 /// How FPDUs are aligned with TCP segments (RFC 5044, sections 4.5 and 5.1).
 ///
@@ -218,7 +219,7 @@ impl FpduEnds {
 
     /// Removes the FPDUs that end at `written` or before.
     pub(super) fn advance(&mut self, written: u64) {
-        while let Some(end) = self.ends.pop_front_if(|end| *end <= written) {
+        while let Some(end) = pop_front_if(&mut self.ends, |end| *end <= written) {
             self.start = end;
         }
     }

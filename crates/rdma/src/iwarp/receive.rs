@@ -10,7 +10,6 @@
 //! in the cache of a processor, therefore serve many streams.
 
 #[cfg(feature = "tokio")]
-use std::hint::cold_path;
 use std::mem;
 
 use bytes::Bytes;
@@ -31,6 +30,7 @@ use super::{
 use crate::{software::arena, software::pool::MAX_UNCHECKED_LOANS};
 use crate::{
     software::arena::{ARENA_BYTES, Arena},
+    software::cold_path,
     software::pool::Account,
 };
 

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     memory::Readable,
+    software::pop_front_if,
     work::{Completion, RemoteAddress, Token, WorkId, WorkRequest},
 };
 
@@ -278,12 +279,12 @@ impl Transmit {
         //= RDMAP-15
         let transmitted = self.segments.outgoing.transmitted();
         let is_done = |(end, _): &mut (u64, Finished)| *end <= transmitted;
-        let (_, mut finished) = self.finished.pop_front_if(is_done)?;
+        let (_, mut finished) = pop_front_if(&mut self.finished, is_done)?;
         // Consecutive Sends are completed by the last of them.
         let is_sent =
             |next: &mut (u64, Finished)| is_done(next) && matches!(next.1, Finished::Sent(_));
         while let Finished::Sent(_) = finished
-            && let Some((_, next)) = self.finished.pop_front_if(is_sent)
+            && let Some((_, next)) = pop_front_if(&mut self.finished, is_sent)
         {
             finished = next;
         }

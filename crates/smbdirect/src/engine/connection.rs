@@ -27,7 +27,7 @@
 //!
 //! A connection logs in the tracing span that is current when the connection is created.
 
-use std::{collections::VecDeque, hint::cold_path, time::Instant};
+use std::{collections::VecDeque, time::Instant};
 
 #[cfg(feature = "tokio")]
 use tracing::Span;
@@ -49,7 +49,10 @@ use super::{
     transfer_queue::TransferQueue,
 };
 use crate::{
-    rdma::work::{Completion, Inline, Limits, Room, WorkId, WorkRequest},
+    rdma::{
+        software::cold_path,
+        work::{Completion, Inline, Limits, Room, WorkId, WorkRequest},
+    },
     wire::Status,
 };
 

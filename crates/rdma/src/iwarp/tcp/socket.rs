@@ -1,7 +1,6 @@
 //! A connected TCP socket: startup frames as futures, FPDUs without waiting.
 
 use std::{
-    hint::cold_path,
     io::{self, IoSlice, IoSliceMut, Read},
     net::{IpAddr, Shutdown, SocketAddr},
     sync::Arc,
@@ -29,6 +28,7 @@ use crate::{
         stream::Stream,
     },
     runtime::MSG_NOSIGNAL,
+    software::cold_path,
     software::direction::Direction,
     software::os_error::os_error,
     work::ProviderError,

@@ -26,6 +26,7 @@ use crate::{
         packet::{Aeth, Bth, Extended, ICRC_LENGTH, NakCode, Opcode, Reth, Syndrome},
         psn::Psn,
     },
+    software::pop_front_if,
     work::{Completion, WorkRequest},
 };
 
@@ -417,8 +418,8 @@ impl Requester {
         self.unacknowledged = end;
         self.resent_at = None;
         self.pauses = 0;
-        self.reads.pop_front_if(|range| range.end <= end);
-        while let Some(request) = self.queue.pop_front_if(|request| request.end() <= end) {
+        pop_front_if(&mut self.reads, |range| range.end <= end);
+        while let Some(request) = pop_front_if(&mut self.queue, |request| request.end() <= end) {
             self.current = self.current.saturating_sub(1);
             match request.work {
                 WorkRequest::Send { id, .. } => shared.sent(id),

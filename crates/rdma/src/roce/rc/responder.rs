@@ -24,6 +24,7 @@ use crate::{
         packet::{Aeth, Bth, Extended, ICRC_LENGTH, NakCode, Opcode, Reth, Syndrome},
         psn::Psn,
     },
+    software::pop_front_if,
     work::{Access, RemoteAddress},
 };
 
@@ -382,7 +383,7 @@ impl Responder {
             return Ok(());
         }
         //= ROCE-9.7.4-10
-        let Some(oldest) = self.reads.pop_front_if(|oldest| oldest.was_answered()) else {
+        let Some(oldest) = pop_front_if(&mut self.reads, |oldest| oldest.was_answered()) else {
             let granted = self.responder_resources as u32;
             return Err(QueuePairError::TooManyReads { granted });
         };

@@ -12,7 +12,6 @@
 
 use std::{
     collections::HashMap,
-    hint::cold_path,
     io, mem,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
@@ -41,7 +40,10 @@ use crate::{
     },
     software::arena,
     software::direction::Direction,
-    software::pool::{Account, MAX_UNCHECKED_LOANS},
+    software::{
+        cold_path,
+        pool::{Account, MAX_UNCHECKED_LOANS},
+    },
     work::ProviderError,
 };
 

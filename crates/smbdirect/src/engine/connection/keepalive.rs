@@ -1,13 +1,16 @@
 //! The exchange of keepalives on a connection, and the Idle Connection Timer (3.1.5.5, 3.1.6.2).
 
-use std::{hint::cold_path, time::Instant};
+use std::time::Instant;
 
 use super::Connection;
-use crate::engine::{
-    error::{ConnectionError, Expired},
-    event::Event,
-    keepalive_requested::{KeepaliveRequested, OnIdle},
-    timer::Timer,
+use crate::{
+    engine::{
+        error::{ConnectionError, Expired},
+        event::Event,
+        keepalive_requested::{KeepaliveRequested, OnIdle},
+        timer::Timer,
+    },
+    rdma::software::cold_path,
 };
 
 impl Connection {

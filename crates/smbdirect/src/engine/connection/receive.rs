@@ -1,7 +1,7 @@
 //! The receiving half of a connection: posted receives, and the effects of a received message (3.1.5.5, 3.1.5.8,
 //! 3.1.5.9).
 
-use std::{hint::cold_path, iter::once_with, ops::Range, time::Instant};
+use std::{iter::once_with, ops::Range, time::Instant};
 
 use bytes::{Buf, Bytes};
 
@@ -15,7 +15,10 @@ use crate::{
         reassembly::Part,
         timer::Timer,
     },
-    rdma::work::{Inline, Token, WorkRequest},
+    rdma::{
+        software::cold_path,
+        work::{Inline, Token, WorkRequest},
+    },
     wire::{DataTransfer, Flags},
 };
 

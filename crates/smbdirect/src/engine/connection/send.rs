@@ -1,7 +1,7 @@
 //! The sending half of a connection: which message is sent next, with which credits and flags
 //! (3.1.4.2, 3.1.5.1, 3.1.5.4).
 
-use std::{hint::cold_path, time::Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -15,7 +15,10 @@ use crate::{
         send_queue::Segment,
         timer::Timer,
     },
-    rdma::work::{Inline, Token, WorkRequest},
+    rdma::{
+        software::cold_path,
+        work::{Inline, Token, WorkRequest},
+    },
     wire::{DataTransfer, Flags},
 };
 
