@@ -236,6 +236,20 @@ fn run_pair(name: &str, tool: &[&str]) {
     println!("{printed}");
 }
 
+/// The script that installs the library has settings and no arguments, so an argument installs nothing.
+#[test]
+fn an_argument_of_the_install_script_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(source().join("install"))
+        .arg("--help")
+        .env("DESTDIR", folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stderr.starts_with(b"usage: "), "{output:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 /// Each end of the examples in C, Rust and Python works with the other end in each language, by iWARP and by RoCE.
 #[test]
 fn examples_in_all_languages_work_with_each_other() {
