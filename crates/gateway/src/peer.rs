@@ -149,10 +149,15 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(super) fn prepare(&self, side: Side, config: &Config) -> Result<(), Stop> {
+    pub(super) fn prepare(
+        &self,
+        side: Side,
+        config: &Config,
+        stall_limit: Duration,
+    ) -> Result<(), Stop> {
         match self {
             Self::SmbDirect(_) => Ok(()),
-            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval)
+            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval, stall_limit)
                 .map_err(|error| Stop::Failed(side, text::plain(&error))),
         }
     }

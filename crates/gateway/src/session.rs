@@ -67,13 +67,14 @@ impl Session {
     }
 
     async fn connect(&self, client: &Peer) -> Result<Peer, Stop> {
-        client.prepare(Side::Client, &self.service.settings.config)?;
+        let (config, stall_limit) = (&self.service.settings.config, self.live.stall_limit);
+        client.prepare(Side::Client, config, stall_limit)?;
         let server = tokio::select! {
             server = self.service.connect(&self.live.upstream) => server,
             () = self.phases.reached(Phase::Draining) => return Err(Stop::Here),
         };
         let server = server.map_err(|error| Stop::Unreachable(format!("{error:#}")))?;
-        server.prepare(Side::Server, &self.service.settings.config)?;
+        server.prepare(Side::Server, config, stall_limit)?;
         Ok(server)
     }
 

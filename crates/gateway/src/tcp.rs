@@ -62,8 +62,23 @@ pub(super) enum Fault {
 
 /// Prepares a connection: TCP_NODELAY, and TCP keepalive that detects a lost peer as fast as the
 /// keepalive of SMB Direct.
-pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
+///
+/// The system sends no keepalive while data is unacknowledged, and retransmits it for a quarter of an hour. On Linux
+/// the connection therefore ends when the peer acknowledges nothing for as long as a keepalive takes, but not before
+/// `stall_limit`, because the time also counts while a peer that is alive accepts no data.
+pub(super) fn prepare(
+    stream: &TcpStream,
+    keepalive_interval: Duration,
+    stall_limit: Duration,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    #[cfg(target_os = "linux")]
+    {
+        let limit = stall_limit.max(keepalive_interval.saturating_add(PROBE_INTERVAL * PROBES));
+        SockRef::from(stream).set_tcp_user_timeout(Some(limit.min(MAX_IDLE)))?;
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = stall_limit;
     let keepalive =
         TcpKeepalive::new().with_time(keepalive_interval.clamp(PROBE_INTERVAL, MAX_IDLE));
     #[cfg(any(target_os = "linux", target_os = "macos", target_os = "freebsd"))]
@@ -298,6 +313,21 @@ mod tests {
         let (half, _) = accepted.unwrap().0.into_split();
         let source = Source::new(half, Duration::from_secs(60));
         (source, connected.unwrap())
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_peer_that_acknowledges_nothing_is_lost_after_a_keepalive_or_the_stall_limit() {
+        let (_source, stream) = pair().await;
+        let limit = |keepalive, stall| {
+            let seconds = Duration::from_secs;
+            prepare(&stream, seconds(keepalive), seconds(stall)).unwrap();
+            SockRef::from(&stream).tcp_user_timeout().unwrap().unwrap()
+        };
+        assert_eq!(limit(120, 60).as_secs(), 125);
+        assert_eq!(limit(5, 60).as_secs(), 60);
+        assert_eq!(limit(5, 8).as_secs(), 10);
+        assert_eq!(limit(u64::MAX / 2, 60), MAX_IDLE);
     }
 
     /// Returns the messages that come out of `bytes`, written in pieces of `step`, and the end.
