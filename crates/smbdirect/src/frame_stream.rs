@@ -93,6 +93,13 @@ impl Connection {
 
 impl FrameStream {
     /// Returns the connection, for registrations, RDMA Reads and RDMA Writes.
+    ///
+    /// ```no_run
+    /// # async fn example(stream: smbdirect::FrameStream) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("{}", stream.connection().peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const fn connection(&self) -> &Connection {
         &self.connection
     }

@@ -40,6 +40,16 @@ impl IncomingListener {
     /// Listens on an address, such as `"0.0.0.0:5445"`. Port 0 picks a free port. If `address` stands for several
     /// addresses, listens on the first one on which it can.
     ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use smbdirect::{IncomingListener, Iwarp, IwarpConfig};
+    ///
+    /// let provider = Iwarp::new(IwarpConfig::default());
+    /// let listener = IncomingListener::bind(&provider, "0.0.0.0:5445").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future stops listening.
     ///
@@ -80,6 +90,13 @@ impl IncomingListener {
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
+    ///
+    /// ```no_run
+    /// # async fn example(listener: smbdirect::IncomingListener) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("listening on port {}", listener.local_addr().port());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }
@@ -88,6 +105,17 @@ impl IncomingListener {
     ///
     /// The provider limits the number of requests that wait here. A peer waits until its request is answered, so
     /// the owner calls this in a loop and accepts each peer in a task of its own.
+    ///
+    /// ```no_run
+    /// # async fn example(mut listener: smbdirect::IncomingListener) -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     let incoming = listener.accept().await?;
+    ///     if incoming.peer_addr().ip().is_loopback() {
+    ///         tokio::spawn(incoming.accept(smbdirect::Config::default()));
+    ///     } // Dropping it refuses the peer.
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future loses no request.
@@ -134,6 +162,14 @@ impl Incoming {
     ///
     /// Gives up after [`passive_negotiation_timeout`](crate::Settings::passive_negotiation_timeout).
     ///
+    /// ```no_run
+    /// # async fn example(incoming: smbdirect::Incoming) -> Result<(), Box<dyn std::error::Error>> {
+    /// let connection = incoming.accept(smbdirect::Config::default()).await?;
+    /// println!("{} has negotiated", connection.peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future refuses the peer, or closes the connection in the background.
     ///
@@ -156,11 +192,27 @@ impl Incoming {
     }
 
     /// Refuses the peer, as dropping this value does.
+    ///
+    /// ```no_run
+    /// # async fn example(incoming: smbdirect::Incoming) -> Result<(), Box<dyn std::error::Error>> {
+    /// if !incoming.peer_addr().ip().is_loopback() {
+    ///     incoming.refuse();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn refuse(self) {
         drop(self);
     }
 
     /// Returns the tracing span of the connection, for what the owner logs about the peer.
+    ///
+    /// ```no_run
+    /// # async fn example(incoming: smbdirect::Incoming) -> Result<(), Box<dyn std::error::Error>> {
+    /// incoming.span().in_scope(|| tracing::info!("a peer asks"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const fn span(&self) -> &Span {
         &self.span
     }

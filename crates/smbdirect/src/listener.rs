@@ -87,11 +87,29 @@ impl Listener {
 
     /// Sets the settings for the peers that connect from now on. Connections and negotiations that have begun
     /// keep their settings.
+    ///
+    /// ```no_run
+    /// # async fn example(listener: smbdirect::Listener) -> Result<(), Box<dyn std::error::Error>> {
+    /// use smbdirect::{Config, Settings};
+    ///
+    /// let mut settings = Settings::default();
+    /// settings.receive_credit_max = 32;
+    /// listener.set_config(Config::new(settings)?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set_config(&self, config: Config) {
         *lock(&self.config) = config;
     }
 
     /// Returns the address that the listener listens on, with the port that was picked.
+    ///
+    /// ```no_run
+    /// # async fn example(listener: smbdirect::Listener) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("listening on port {}", listener.local_addr().port());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
@@ -123,6 +141,14 @@ impl Listener {
 
     /// Polls for the next negotiated connection, for hand-written futures. Only the waker of the last call is
     /// kept. It is woken when a connection or an error is ready.
+    ///
+    /// ```no_run
+    /// # async fn example(mut listener: smbdirect::Listener) -> Result<(), Box<dyn std::error::Error>> {
+    /// let connection = std::future::poll_fn(|context| listener.poll_accept(context)).await?;
+    /// println!("{} has connected", connection.peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Fails as [`accept`](Self::accept) does.

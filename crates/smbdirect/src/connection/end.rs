@@ -54,6 +54,14 @@ impl Connection {
 
     /// Starts to close the connection as [`close`](Self::close) does, without waiting for the end.
     /// [`closed`](Self::closed) waits for it.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// connection.start_close();
+    /// println!("{}", connection.closed().await);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn start_close(&self) {
         self.shared().with(State::close);
     }
@@ -66,11 +74,27 @@ impl Connection {
     /// Ends the connection immediately. Submitted work that has not left is discarded, and every future
     /// that waits returns [`ConnectionError::Aborted`]. Over iWARP this resets TCP, which also discards what was
     /// reported as sent and has not reached the peer. Does nothing on a connection that is over.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// connection.abort();
+    /// assert_eq!(connection.error(), Some(smbdirect::ConnectionError::Aborted));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn abort(&self) {
         self.shared().with(State::abort);
     }
 
     /// Waits for the end of the connection, and returns its reason.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// let error = connection.closed().await;
+    /// println!("{} is gone: {error}", connection.peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -82,12 +106,29 @@ impl Connection {
 
     /// The poll function of [`closed`](Self::closed), for futures that are written by hand. The connection keeps
     /// the waker until the end.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// let error = std::future::poll_fn(|context| connection.poll_closed(context)).await;
+    /// println!("{error}");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
         self.shared()
             .poll(context, Condition::End, State::final_reason)
     }
 
     /// Returns why the connection is over, if it is.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(error) = connection.error() {
+    ///     println!("{error}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn error(&self) -> Option<ConnectionError> {
         self.shared().with(|state| state.error())
     }
@@ -98,6 +139,16 @@ impl Connection {
     /// An upper layer that has deadlines for its peer calls this before it decides that the peer has missed one:
     /// after a stall of this process the answer may be in the socket. [`deadline`](crate::deadline) defines the
     /// rule.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// // The answer of the peer may be in the socket, after a stall of this process.
+    /// if connection.catch_up() {
+    ///     println!("everything that has arrived was taken");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn catch_up(&self) -> bool {
         self.shared().with(State::catch_up)
     }

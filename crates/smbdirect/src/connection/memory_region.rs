@@ -33,6 +33,13 @@ impl MemoryRegion {
 
     /// Returns the descriptor that the peer needs to use the buffer. Send it in a message of the upper
     /// layer.
+    ///
+    /// ```no_run
+    /// # async fn example(region: smbdirect::MemoryRegion, connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// connection.send(region.descriptor().to_bytes())?.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const fn descriptor(&self) -> BufferDescriptorV1 {
         let Registration { address, length } = self.registration;
         //= SMBD-3.1.4.3-05
@@ -44,6 +51,15 @@ impl MemoryRegion {
     }
 
     /// Returns the token that the peer can invalidate.
+    ///
+    /// ```no_run
+    /// # async fn example(region: smbdirect::MemoryRegion, connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// if connection.recv().await?.invalidated_token() == Some(region.token()) {
+    ///     println!("the peer has ended its access");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const fn token(&self) -> Token {
         self.registration.address.token
     }
@@ -51,6 +67,14 @@ impl MemoryRegion {
     /// Ends the registration (3.1.4.4), and returns the buffer when no queued work reads from it any
     /// more. The peer loses its access with the first poll of the future. A registration that the peer
     /// has invalidated is ended the same way.
+    ///
+    /// ```no_run
+    /// # async fn example(region: smbdirect::MemoryRegion) -> Result<(), Box<dyn std::error::Error>> {
+    /// let buffer = region.deregister().await?;
+    /// println!("{} bytes, which the peer cannot access any more", buffer.len());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future also ends the registration, even if it was never polled, and drops the buffer.
