@@ -11,7 +11,7 @@ use std::{env, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use smbdirect_gateway::{
-    ClientListener, Live, Network, Protocol, Service, Settings, connection_config,
+    ClientAddress, ClientListener, Live, Network, Protocol, Service, Settings, connection_config,
 };
 use smbdirect_smb::frame;
 use tokio::net::TcpListener;
@@ -233,25 +233,34 @@ impl Gateway {
         self.raise_open_files(&live);
         let (with_rdma, passed) = match self.from {
             Kind::Smbdirect => (&listen, systemd::passed_listener()?),
-            Kind::Tcp => (&live.upstream, None),
+            Kind::Tcp => (&live.servers[0], None),
         };
         let connect = Some(&self.connect);
         let (rdma, capture) = transport::accepting_end(&self.options, connect, with_rdma, passed)?;
-        let listener = match self.from {
+        let listeners: Vec<_> = match self.from {
             Kind::Smbdirect => {
-                let listener = rdma.listen(&listen, &settings.config).await;
-                ClientListener::SmbDirect(listener.of_kind(failure::Kind::Listen)?)
+                let listeners = rdma.listen_all(&listen).await;
+                let listeners = listeners.of_kind(failure::Kind::Listen)?;
+                listeners
+                    .into_iter()
+                    .map(ClientListener::SmbDirect)
+                    .collect()
             }
-            Kind::Tcp => ClientListener::Tcp(match systemd::passed_listener()? {
-                Some(passed) => TcpListener::from_std(passed)?,
-                None => {
-                    let listener = transport::listen_tcp(&listen, frame::PORT).await;
-                    listener.of_kind(failure::Kind::Listen)?
-                }
-            }),
+            Kind::Tcp => {
+                let listeners = match systemd::passed_listener()? {
+                    Some(passed) => vec![TcpListener::from_std(passed)?],
+                    None => {
+                        let listeners = transport::listen_tcp_all(&listen, frame::PORT).await;
+                        listeners.of_kind(failure::Kind::Listen)?
+                    }
+                };
+                listeners.into_iter().map(ClientListener::Tcp).collect()
+            }
         };
         let mut metrics = self.metrics.bind().await?;
-        let address = listener.address()?;
+        let addresses = listeners.iter().map(ClientListener::address);
+        let addresses = addresses.collect::<Result<Vec<_>>>()?;
+        let address = addresses[0];
         let over = match self.from {
             Kind::Smbdirect => transport::listening_over(&self.options),
             Kind::Tcp => String::new(),
@@ -262,12 +271,12 @@ impl Gateway {
             transport: (self.from == Kind::Smbdirect).then_some(self.options.transport),
         });
         let show = move |event: &smbdirect_gateway::Event<'_>| output::show(report, event);
-        let service = Arc::new(Service::new(settings, live, rdma, address, show));
+        let service = Arc::new(Service::new(settings, live, rdma, addresses, show));
         if let Some(server) = &mut metrics {
             server.start(report, service.clone());
         }
         Ok(Started {
-            gateway: smbdirect_gateway::Gateway::new(service.clone(), listener),
+            gateway: smbdirect_gateway::Gateway::new(service.clone(), listeners),
             service,
             ready: format!("listening on {address}"),
             _metrics: metrics,
@@ -315,12 +324,13 @@ impl Gateway {
                  --max-fragmented-size"
             )));
         }
+        let upstream = upstream.ok_or_else(|| usage("upstream is missing; give an address"))?;
         Ok(Live {
-            upstream: upstream.ok_or_else(|| usage("upstream is missing; give an address"))?,
             allow: self.allow.clone(),
             max_connections,
             stall_limit: self.stall_limit,
-            drain_timeout: self.drain_timeout,
+            drain_timeout: Some(self.drain_timeout),
+            ..Live::new(vec![upstream])
         })
     }
 
@@ -374,6 +384,7 @@ impl Gateway {
         Ok(Settings {
             from: self.from.into(),
             to: self.to.into(),
+            client_address: ClientAddress::Own,
             config: connection_config(settings)?,
             connect_timeout: self.connect.connect_timeout,
             memory: self.memory,
@@ -425,7 +436,7 @@ impl Signals {
     async fn serve(
         mut self,
         mut gateway: smbdirect_gateway::Gateway,
-        service: &Service,
+        service: &Arc<Service>,
         report: Report,
         ready: &str,
         mut reloading: Option<Reloading>,

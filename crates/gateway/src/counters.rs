@@ -14,22 +14,18 @@ use smbdirect_smb::{
 };
 use tokio::time::sleep;
 
-use crate::peer::{Direction, Side, Stop};
+use crate::{
+    peer::{Direction, Side, Stop},
+    refused::Refused,
+};
 
 /// The counters of a gateway.
 #[derive(Debug)]
 pub(super) struct Counters {
-    /// Sessions that are open now.
-    pub(super) open: AtomicU64,
-    /// Connections accepted so far.
-    pub(super) total: AtomicU64,
     /// Sessions that ended by a fault.
     pub(super) failed: AtomicU64,
-    /// Connections closed immediately because too many were open.
-    pub(super) turned_away: AtomicU64,
-    /// Connections closed immediately because their address is not allowed.
-    pub(super) not_allowed: AtomicU64,
-    ended: ByCause<7>,
+    turned_away: ByCause<4>,
+    ended: ByCause<9>,
     refused: ByCause<9>,
     pub(super) traffic: Traffic,
 }
@@ -279,11 +275,13 @@ impl<const N: usize> ByCause<N> {
 impl Default for Counters {
     fn default() -> Self {
         Self {
-            open: AtomicU64::new(0),
-            total: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            turned_away: AtomicU64::new(0),
-            not_allowed: AtomicU64::new(0),
+            turned_away: ByCause::new([
+                "too_many",
+                "too_many_of_client",
+                "not_allowed",
+                "gateway_itself",
+            ]),
             ended: ByCause::new([
                 "closed_by_client",
                 "closed_by_server",
@@ -292,6 +290,8 @@ impl Default for Counters {
                 "server_failed",
                 "server_unreachable",
                 "refused",
+                "ended_by_administrator",
+                "fault_of_gateway",
             ]),
             refused: ByCause::new([
                 "signed",
@@ -316,6 +316,9 @@ impl Counters {
             Stop::Closed(Side::Client) => "closed_by_client",
             Stop::Closed(Side::Server) => "closed_by_server",
             Stop::Here => "closed_here",
+            Stop::Ended => "ended_by_administrator",
+            Stop::Fault(_) => "fault_of_gateway",
+            Stop::NotAdmitted(_) => "refused",
             Stop::Failed(Side::Client, _) => "client_failed",
             Stop::Failed(Side::Server, _) => "server_failed",
             Stop::Unreachable(_) => "server_unreachable",
@@ -326,35 +329,53 @@ impl Counters {
         });
     }
 
-    /// Returns the metrics of sessions, of which `max_sessions` may be open at the same time, and of traffic.
-    pub(super) fn families(&self, max_sessions: u64) -> Vec<Family> {
+    /// Counts a client that is turned away.
+    pub(super) fn turn_away(&self, why: &Refused) {
+        self.turned_away.count(match why {
+            Refused::TooMany(_) => "too_many",
+            Refused::TooManyOfClient(_) => "too_many_of_client",
+            Refused::Address => "not_allowed",
+            Refused::Itself => "gateway_itself",
+        });
+    }
+
+    /// Returns the number of clients that were turned away.
+    pub(super) fn turned_away(&self) -> u64 {
+        self.turned_away
+            .counts
+            .iter()
+            .map(|count| count.load(Relaxed))
+            .sum()
+    }
+
+    /// Returns the metrics of sessions, of which there were `total`, `open` are open and `most` may be open at the
+    /// same time, and of traffic.
+    pub(super) fn families(&self, (total, open, most): (u64, u64, u64)) -> Vec<Family> {
         let gauge = |name, help, value: u64| Family::single(name, help, Kind::Gauge, value as f64);
-        let mut families =
-            vec![
-            counter(
+        let mut families = vec![
+            Family::single(
                 "smbdirect_gateway_sessions_total",
                 "Client connections accepted.",
-                &self.total,
+                Kind::Counter,
+                total as f64,
             ),
             gauge(
                 "smbdirect_gateway_sessions_active",
                 "Sessions that are open now.",
-                self.open.load(Relaxed),
+                open,
             ),
             gauge(
                 "smbdirect_gateway_sessions_max",
                 "Sessions that may be open at the same time.",
-                max_sessions,
+                most,
             ),
             self.ended.family(
                 "smbdirect_gateway_sessions_ended_total",
                 "Sessions that have ended, by cause.",
             ),
-            labelled(
+            self.turned_away.family(
                 "smbdirect_gateway_turned_away_total",
                 "Clients that were turned away, by cause.",
-                "cause",
-                [("too_many", &self.turned_away), ("not_allowed", &self.not_allowed)],
             ),
             self.refused.family(
                 "smbdirect_gateway_requests_refused_total",

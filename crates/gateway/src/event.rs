@@ -17,12 +17,21 @@ pub enum Event<'a> {
         id: u64,
         /// The client.
         peer: SocketAddr,
-        /// The server.
+        /// The trusted proxy that the client came through, if there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        proxy: Option<SocketAddr>,
+        /// The address of the server.
         upstream: SocketAddr,
+        /// The server, as the settings name it.
+        server_name: &'a str,
         /// The limits negotiated with the client; `None` for TCP.
         client: Option<NegotiatedReport>,
         /// The limits negotiated with the server; `None` for TCP.
         server: Option<NegotiatedReport>,
+        /// Time that the client took to connect and negotiate SMB Direct.
+        negotiate_seconds: f64,
+        /// Time that connecting to the server took.
+        connect_seconds: f64,
         /// Sessions that are open now.
         open: u64,
         /// Sessions so far.
@@ -45,7 +54,16 @@ pub enum Event<'a> {
         id: u64,
         /// The client.
         peer: SocketAddr,
-        /// Time from its beginning to its end.
+        /// The trusted proxy that the client came through, if there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        proxy: Option<SocketAddr>,
+        /// The server, as the settings name it; `None` if none was reached.
+        server_name: Option<&'a str>,
+        /// Time that the client took to connect and negotiate SMB Direct.
+        negotiate_seconds: f64,
+        /// Time that connecting to the server took.
+        connect_seconds: f64,
+        /// Time from the client's connection to the end of the session.
         seconds: f64,
         /// Whether it ended without a fault.
         ok: bool,
@@ -67,13 +85,29 @@ pub enum Event<'a> {
         open: u64,
         /// The reason.
         reason: &'a str,
+        /// How often clients of this address were turned away since its last line in the log, this one included. `None` if
+        /// the last line is less than a minute old: then there should be no other one.
+        #[serde(skip)]
+        times: Option<u64>,
+    },
+    /// A server takes clients again.
+    ServerUp {
+        /// The server, as the settings name it.
+        server: &'a str,
+    },
+    /// A server takes no clients, because its checks fail. Its sessions end.
+    ServerDown {
+        /// The server, as the settings name it.
+        server: &'a str,
+        /// Why the last check failed.
+        reason: &'a str,
     },
     /// The gateway waits for the answers to requests before it ends.
     Draining {
         /// Sessions that are open now.
         open: u64,
-        /// Longest time that it waits.
-        seconds: f64,
+        /// Longest time that it waits; `None` without a limit.
+        seconds: Option<f64>,
     },
     /// The gateway has ended.
     Summary {

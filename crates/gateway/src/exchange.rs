@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::MemoryRegion;
 use smbdirect_smb::{
     ClientChannel, ServerChannel,
-    smb2::{Command, Header},
+    smb2::{Command, Header, Protocol},
 };
 use tokio::sync::Notify;
 
@@ -20,6 +20,7 @@ use super::{
     memory::{Grant, Share},
     peer::{Side, Stop},
     phase::{Phase, Phases},
+    servers::{ClientKey, Seat},
 };
 
 /// One session's state that requests and answers share.
@@ -37,6 +38,8 @@ pub(super) struct Exchange<'a> {
     pub(super) buffers: Arc<Buffers>,
     pub(super) traffic: SessionTraffic<'a>,
     phases: Phases,
+    /// The seat of a client whose ClientGuid is not known yet.
+    unknown: Mutex<Option<&'a Seat>>,
 }
 
 /// Memory that the server may access.
@@ -71,6 +74,33 @@ impl<'a> Exchange<'a> {
             buffers,
             traffic,
             phases,
+            unknown: Mutex::new(None),
+        }
+    }
+
+    /// Looks for the ClientGuid in the requests of the client that has this seat.
+    pub(super) fn with_unknown_client(self, seat: Option<&'a Seat>) -> Self {
+        Self {
+            unknown: Mutex::new(seat),
+            ..self
+        }
+    }
+
+    /// Looks for the ClientGuid in a request of a client that has begun with SMB1, so that its other connections go to
+    /// the same server.
+    pub(super) fn learn_client(&self, head: &[u8]) {
+        let mut unknown = lock(&self.unknown);
+        let Some(seat) = *unknown else {
+            return;
+        };
+        match Protocol::of(head) {
+            Protocol::Smb1 => {}
+            _ => {
+                if let Some(key) = ClientKey::of_first_message(head) {
+                    seat.add_key(key);
+                }
+                *unknown = None;
+            }
         }
     }
 

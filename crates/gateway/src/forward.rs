@@ -33,7 +33,7 @@ const MAX_QUEUED_PIECES: usize = 64;
 /// Forwards messages until one side ends. Every complete message that a side sent before its end is sent to the other.
 pub(super) async fn forward(relay: Relay<'_>, from: &mut Source, to: &mut Sink) -> Stop {
     let server = match (relay.direction, &*from, to) {
-        (Direction::ToServer, Source::SmbDirect(_), Sink::Tcp(server)) => server,
+        (Direction::ToServer, Source::SmbDirect(..), Sink::Tcp(server)) => server,
         (_, _, to) => return forward_all(relay, from, to).await,
     };
     let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);

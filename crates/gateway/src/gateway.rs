@@ -1,32 +1,26 @@
 //! A running gateway: accepts clients, and ends their sessions.
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
-};
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use anyhow::Result;
-use smbdirect_transport::canonical;
 use tokio::{
-    sync::watch,
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{sleep_until, timeout},
 };
 use tracing::{debug, warn};
 
 use super::{
-    counters::Traffic,
+    admitted::Admitted,
     event::Event,
-    listener::ClientListener,
+    listener::{Client, ClientListener},
     peer::CLOSE_TIMEOUT,
     phase::{Phase, Phases},
     service::Service,
-    session::Session,
 };
 
+/// Maximum number of clients that wait for their session to begin.
+const BACKLOG: usize = 16;
 /// Time without a session after which the free buffers of the pool are released.
 const IDLE_MEMORY_TIME: Duration = Duration::from_mins(1);
 
@@ -34,7 +28,9 @@ const IDLE_MEMORY_TIME: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct Gateway {
     service: Arc<Service>,
-    listener: ClientListener,
+    /// The tasks that accept clients, one for each listener.
+    listeners: JoinSet<()>,
+    clients: mpsc::Receiver<Result<Client>>,
     sessions: JoinSet<()>,
     phase: watch::Sender<Phase>,
     phases: Phases,
@@ -43,12 +39,20 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Creates a gateway for the clients of `listener`.
-    pub fn new(service: Arc<Service>, listener: ClientListener) -> Self {
+    /// Creates a gateway for the clients of `listeners`, and begins to accept clients and to check the servers. Must be
+    /// called within a tokio runtime.
+    pub fn new(service: Arc<Service>, listeners: impl IntoIterator<Item = ClientListener>) -> Self {
         let (phase, phases) = watch::channel(Phase::Serving);
+        let (accepted, clients) = mpsc::channel(BACKLOG);
+        let accepting = listeners
+            .into_iter()
+            .map(|listener| listener.accept_all(service.clone(), accepted.clone()));
+        let listeners = accepting.collect();
+        service.begin_checks();
         Self {
             service,
-            listener,
+            listeners,
+            clients,
             sessions: JoinSet::new(),
             phase,
             phases: Phases(phases),
@@ -56,10 +60,10 @@ impl Gateway {
         }
     }
 
-    /// Accepts clients, and forwards their messages.
+    /// Serves clients: forwards their messages.
     ///
     /// # Errors
-    /// No more clients can be accepted.
+    /// A listener accepts no more clients.
     ///
     /// # Cancel safety
     /// Dropping the future loses no client. Sessions continue.
@@ -67,11 +71,14 @@ impl Gateway {
         loop {
             let is_idle = self.sessions.is_empty() && self.service.buffers.kept() > 0;
             tokio::select! {
-                accepted = self.listener.accept() => {
-                    let (peer, client) = accepted?;
-                    if let Some(session) = admit(&self.service, canonical(peer), &self.phases) {
-                        self.sessions.spawn(session.run(client));
-                    }
+                Some(accepted) = self.clients.recv() => {
+                    let admitted = Admitted {
+                        client: accepted?,
+                        live: self.service.live(),
+                        service: self.service.clone(),
+                        phases: self.phases.clone(),
+                    };
+                    self.sessions.spawn(admitted.run());
                 }
                 // Removes a finished session from the set; it has already reported its result.
                 Some(_) = self.sessions.join_next() => {
@@ -89,39 +96,18 @@ impl Gateway {
     pub async fn end(self, urgent: impl Future<Output = ()>) {
         let Self {
             service,
-            listener,
+            mut listeners,
+            clients,
             mut sessions,
             phase,
             ..
         } = self;
-        drop(listener);
+        // When a listener is gone, another process can use its address.
+        listeners.shutdown().await;
+        drop(clients);
         drain(&service, &phase, &mut sessions, urgent).await;
         service.report_summary();
     }
-}
-
-/// Returns the session of a client that was accepted, or turns the client away.
-fn admit(service: &Arc<Service>, peer: SocketAddr, phases: &Phases) -> Option<Session> {
-    let live = service.live();
-    if !live.permits(peer.ip()) {
-        service.refuse_address(peer);
-        return None;
-    }
-    let counters = &service.counters;
-    if counters.open.load(Relaxed) >= live.max_connections {
-        service.turn_away(peer);
-        return None;
-    }
-    counters.open.fetch_add(1, Relaxed);
-    Some(Session {
-        id: counters.total.fetch_add(1, Relaxed) + 1,
-        peer,
-        service: service.clone(),
-        live,
-        phases: phases.clone(),
-        started: Instant::now(),
-        traffic: Traffic::default(),
-    })
 }
 
 /// Ends the sessions: first those whose requests are answered, and all of them after the drain
@@ -133,19 +119,27 @@ async fn drain(
     urgent: impl Future<Output = ()>,
 ) {
     let limit = service.live().drain_timeout;
-    let open = service.counters.open.load(Relaxed);
-    if open > 0 && !limit.is_zero() {
+    let open = service.open();
+    if open > 0 && limit != Some(Duration::ZERO) {
         service.report(&Event::Draining {
             open,
-            seconds: limit.as_secs_f64(),
+            seconds: limit.map(|limit| limit.as_secs_f64()),
         });
         phase.send_replace(Phase::Draining);
         let all = async { while sessions.join_next().await.is_some() {} };
+        let limited = async {
+            let Some(limit) = limit else {
+                return all.await;
+            };
+            if timeout(limit, all).await.is_err() {
+                let open = service.open();
+                warn!(
+                    "the drain timeout has passed; sessions that end with unanswered requests: {open}"
+                );
+            }
+        };
         tokio::select! {
-            done = timeout(limit, all) => if done.is_err() {
-                let open = service.counters.open.load(Relaxed);
-                warn!("the drain timeout has passed; sessions that end with unanswered requests: {open}");
-            },
+            () = limited => {}
             () = urgent => {}
         }
     }

@@ -15,31 +15,41 @@
 //! [`connection_config`] limits the buffers of connections.
 #![forbid(unsafe_code)]
 
+mod admitted;
 mod answers;
 mod buffers;
+mod connect;
 mod counters;
 mod event;
 mod exchange;
 mod forward;
 mod gateway;
+mod health;
 mod incoming;
 mod listener;
 mod live;
 mod memory;
 mod peer;
 mod phase;
+mod places;
+mod proxy_header;
 mod queue;
+mod refused;
 mod relay;
 mod requests;
+mod servers;
 mod service;
 mod session;
 mod settings;
+mod state;
 mod tcp;
 
 pub use counters::Carried;
 pub use event::Event;
 pub use gateway::Gateway;
 pub use listener::ClientListener;
-pub use live::{Live, Network};
+pub use live::{Balance, Check, Live, Network};
+pub use servers::ServerStatus;
 pub use service::Service;
-pub use settings::{Protocol, Settings, connection_config};
+pub use settings::{ClientAddress, Protocol, Settings, connection_config};
+pub use state::SessionStatus;

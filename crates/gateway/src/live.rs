@@ -8,29 +8,102 @@ use smbdirect_transport::Address;
 /// The settings that can change.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// The server.
-    pub upstream: Address,
+    /// The servers: at least one.
+    pub servers: Vec<Address>,
+    /// How a server is chosen for a new client.
+    pub balance: Balance,
+    /// How servers are checked; `None` if they are not.
+    pub check: Option<Check>,
     /// The addresses of permitted clients; empty if all are permitted.
     pub allow: Vec<Network>,
+    /// The addresses of clients that are turned away, also if `allow` has them.
+    pub deny: Vec<Network>,
+    /// The addresses of proxies, whose connections begin with a header of the PROXY protocol, version 2.
+    pub trusted_proxies: Vec<Network>,
     /// Largest number of concurrent sessions; further clients are turned away.
     pub max_connections: u64,
+    /// Largest number of connections of one address, of those that negotiate too; `None` without a limit.
+    pub max_connections_per_client: Option<u64>,
     /// Longest time that a TCP peer may accept no data or leave a message unfinished.
     pub stall_limit: Duration,
-    /// Longest time that draining waits for the answers to requests.
-    pub drain_timeout: Duration,
+    /// Longest time that draining waits for the answers to requests; `None` without a limit.
+    pub drain_timeout: Option<Duration>,
+}
+
+/// How a server is chosen for a new client. A client that has connections goes where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// The server with the fewest sessions.
+    #[default]
+    LeastConnections,
+    /// One after the other.
+    RoundRobin,
+}
+
+/// How servers are checked: a connection, and an SMB2 NEGOTIATE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Time between two checks, and the longest time for one.
+    pub interval: Duration,
+    /// Number of successes in a row after which a server takes clients again.
+    pub rise: u32,
+    /// Number of failures in a row after which a server takes no clients.
+    pub fall: u32,
+    /// Time in which a server that takes clients again gets its full part of new ones.
+    pub slow_start: Duration,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(2),
+            rise: 2,
+            fall: 3,
+            slow_start: Duration::from_secs(60),
+        }
+    }
 }
 
 impl Live {
+    /// Returns the default settings for these servers.
+    pub fn new(servers: Vec<Address>) -> Self {
+        Self {
+            servers,
+            balance: Balance::default(),
+            check: None,
+            allow: Vec::new(),
+            deny: Vec::new(),
+            trusted_proxies: Vec::new(),
+            max_connections: 256,
+            max_connections_per_client: None,
+            stall_limit: Duration::from_secs(60),
+            drain_timeout: Some(Duration::from_secs(5)),
+        }
+    }
+
     /// Returns whether a client with this address is permitted.
     pub(super) fn permits(&self, client: IpAddr) -> bool {
-        let client = client.to_canonical();
-        self.allow.is_empty() || self.allow.iter().any(|network| network.0.contains(&client))
+        let is_in = |networks: &[Network]| networks.iter().any(|network| network.contains(client));
+        (self.allow.is_empty() || is_in(&self.allow)) && !is_in(&self.deny)
+    }
+
+    /// Returns whether connections from this address begin with a header of the PROXY protocol.
+    pub(super) fn trusts_proxy(&self, peer: IpAddr) -> bool {
+        self.trusted_proxies
+            .iter()
+            .any(|network| network.contains(peer))
     }
 }
 
 /// The addresses of a network, or one address: `10.0.0.0/8`, `10.0.0.7`, `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(IpNet);
+
+impl Network {
+    fn contains(self, client: IpAddr) -> bool {
+        self.0.contains(&client.to_canonical())
+    }
+}
 
 impl FromStr for Network {
     type Err = String;
@@ -74,32 +147,40 @@ impl fmt::Display for Network {
 mod tests {
     use super::*;
 
-    fn live(allow: &[&str]) -> Live {
+    fn live(allow: &[&str], deny: &[&str]) -> Live {
+        let networks = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
         Live {
-            upstream: "nas".parse().unwrap(),
-            allow: allow.iter().map(|text| text.parse().unwrap()).collect(),
-            max_connections: 1,
-            stall_limit: Duration::ZERO,
-            drain_timeout: Duration::ZERO,
+            allow: networks(allow),
+            deny: networks(deny),
+            ..Live::new(vec!["nas".parse().unwrap()])
         }
     }
 
     #[test]
     fn clients_are_permitted_by_address_or_network() {
-        for (allow, client, permitted) in [
-            (&[][..], "10.1.2.3", true),
-            (&["10.0.0.0/8"], "10.1.2.3", true),
-            (&["10.0.0.0/8"], "::ffff:10.1.2.3", true),
-            (&["10.0.0.0/8"], "11.1.2.3", false),
-            (&["10.0.0.7", "fd00::/8"], "fd12::1", true),
-            (&["10.0.0.7", "fd00::/8"], "10.0.0.8", false),
-            (&["::ffff:10.0.0.0/104"], "10.1.2.3", true),
-            (&["::ffff:10.0.0.0/104"], "11.1.2.3", false),
-            (&["::ffff:10.0.0.7"], "::ffff:10.0.0.7", true),
-            (&["::/0"], "10.1.2.3", false),
+        for (allow, deny, client, permitted) in [
+            (&[][..], &[][..], "10.1.2.3", true),
+            (&["10.0.0.0/8"], &[], "10.1.2.3", true),
+            (&["10.0.0.0/8"], &[], "::ffff:10.1.2.3", true),
+            (&["10.0.0.0/8"], &[], "11.1.2.3", false),
+            (&["10.0.0.7", "fd00::/8"], &[], "fd12::1", true),
+            (&["10.0.0.7", "fd00::/8"], &[], "10.0.0.8", false),
+            (&["::ffff:10.0.0.0/104"], &[], "10.1.2.3", true),
+            (&["::ffff:10.0.0.0/104"], &[], "11.1.2.3", false),
+            (&["::ffff:10.0.0.7"], &[], "::ffff:10.0.0.7", true),
+            (&["::/0"], &[], "10.1.2.3", false),
+            (&[], &["10.0.0.0/8"], "10.1.2.3", false),
+            (&[], &["10.0.0.0/8"], "11.1.2.3", true),
+            (&["10.0.0.0/8"], &["10.1.0.0/16"], "10.1.2.3", false),
+            (&["10.0.0.0/8"], &["10.1.0.0/16"], "10.2.2.3", true),
+            (&[], &["::/0"], "10.1.2.3", true),
         ] {
             let client = client.parse().unwrap();
-            assert_eq!(live(allow).permits(client), permitted, "{allow:?} {client}");
+            assert_eq!(
+                live(allow, deny).permits(client),
+                permitted,
+                "{allow:?} {deny:?} {client}"
+            );
         }
         for text in [
             "",

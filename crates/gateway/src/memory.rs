@@ -79,7 +79,23 @@ pub(super) struct Grant {
     units: u32,
 }
 
+/// The memory that a connection holds, for others to see.
+#[derive(Clone, Debug)]
+pub(super) struct Holding(Arc<Held>);
+
+impl Holding {
+    /// Returns the bytes that the connection holds.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.0.units.load(Relaxed)) * UNIT_BYTES as u64
+    }
+}
+
 impl Share {
+    /// Returns a handle that tells what this share holds.
+    pub(super) fn holding(&self) -> Holding {
+        Holding(self.held.clone())
+    }
+
     /// Waits until `bytes` are free, and takes them. Call it from one task at a time.
     pub(super) async fn take(&self, bytes: usize) -> Grant {
         let units = self.units(bytes);

@@ -2,12 +2,15 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, TransferFault};
+use bytes::{Buf, Bytes};
+use smbdirect::{
+    Config, Connection, ConnectionError, Message, ReadError, SendError, TransferFault,
+};
 use smbdirect_smb::{Refusal, ServerFault, frame::MAX_MESSAGE_LENGTH};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
-use super::{queue::Queue, tcp};
+use super::{proxy_header, queue::Queue, refused::Refused, tcp};
 
 /// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -66,6 +69,12 @@ pub(super) enum Stop {
     Refused(Refusal),
     /// A signal told this process to end.
     Here,
+    /// An administrator ended the session.
+    Ended,
+    /// The client of a proxy is not admitted.
+    NotAdmitted(Refused),
+    /// The code of this program has panicked.
+    Fault(String),
 }
 
 impl fmt::Display for Stop {
@@ -78,6 +87,9 @@ impl fmt::Display for Stop {
                 write!(f, "refused: {refusal}; to cure it: {}", refusal.cure())
             }
             Self::Here => f.write_str("closed here"),
+            Self::Ended => f.write_str("ended by an administrator"),
+            Self::NotAdmitted(why) => write!(f, "turned away: {}", why.reason()),
+            Self::Fault(what) => write!(f, "a fault of smbdirect: {what}; please report it"),
         }
     }
 }
@@ -149,16 +161,19 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(super) fn prepare(
-        &self,
-        side: Side,
-        config: &Config,
-        stall_limit: Duration,
-    ) -> Result<(), Stop> {
+    pub(super) fn prepare(&self, side: Side, config: &Config) -> Result<(), Stop> {
         match self {
             Self::SmbDirect(_) => Ok(()),
-            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval, stall_limit)
+            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval)
                 .map_err(|error| Stop::Failed(side, text::plain(&error))),
+        }
+    }
+
+    /// Returns the address of this end.
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        match self {
+            Self::SmbDirect(connection) => Some(connection.local_addr()),
+            Self::Tcp(stream, _) => stream.local_addr().ok(),
         }
     }
 
@@ -179,7 +194,7 @@ impl Peer {
     pub(super) fn split(self, stall_limit: Duration) -> (Source, Sink) {
         match self {
             Self::SmbDirect(connection) => (
-                Source::SmbDirect(connection.clone()),
+                Source::SmbDirect(connection.clone(), None),
                 Sink::SmbDirect(connection),
             ),
             Self::Tcp(stream, _) => {
@@ -195,8 +210,55 @@ impl Peer {
 
 /// The receiving half of a connection.
 pub(super) enum Source {
-    SmbDirect(Connection),
+    /// The connection, and the first message if only its head was looked at.
+    SmbDirect(Connection, Option<Message>),
     Tcp(tcp::Source),
+}
+
+impl Source {
+    /// Returns the first `length` bytes of the first message, or all of a shorter one, which
+    /// the relay still receives.
+    pub(super) async fn peek(&mut self, length: usize) -> Result<Bytes, Stop> {
+        let side = Side::Client;
+        match self {
+            Self::SmbDirect(connection, first) => {
+                let message = match first.take() {
+                    Some(message) => message,
+                    None => connection
+                        .recv()
+                        .await
+                        .map_err(|error| Stop::of(side, &error))?,
+                };
+                let length = length.min(message.len());
+                let head = message.clone().copy_to_bytes(length);
+                *first = Some(message);
+                Ok(head)
+            }
+            Self::Tcp(source) => {
+                let head = source.peek(length).await;
+                let head = head.map_err(|fault| Stop::of_tcp(side, &fault))?;
+                head.ok_or(Stop::Closed(side))
+            }
+        }
+    }
+
+    /// Takes the header of the PROXY protocol, and returns the client that it names.
+    pub(super) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
+        let side = Side::Client;
+        let header = match self {
+            Self::SmbDirect(connection, _) => {
+                let message = connection.recv().await;
+                message
+                    .map_err(|error| Stop::of(side, &error))?
+                    .into_bytes()
+            }
+            Self::Tcp(source) => {
+                let header = source.take_proxy_header().await;
+                header.map_err(|fault| Stop::of_tcp(side, &fault))?
+            }
+        };
+        proxy_header::decode(&header).map_err(|fault| Stop::Failed(side, fault.to_string()))
+    }
 }
 
 /// The sending half of a connection.

@@ -34,11 +34,14 @@ impl Relay<'_> {
             ClientChannel::ANSWER_HEAD
         };
         let content = match from {
-            Source::SmbDirect(connection) => {
+            Source::SmbDirect(connection, first) => {
                 if is_request {
                     unless_gone(gone(connection), self.exchange.client_channel_room()).await?;
                 }
-                let message = connection.recv().await;
+                let message = match first.take() {
+                    Some(first) => Ok(first),
+                    None => connection.recv().await,
+                };
                 Content::Whole(message.map_err(|error| Stop::of(side, &error))?, connection)
             }
             Source::Tcp(source) => {
@@ -48,8 +51,12 @@ impl Relay<'_> {
             }
         };
         let message = Incoming { side, content };
-        let traffic = self.exchange.traffic;
-        traffic.received(self.direction, &message.head(head));
+        let head = message.head(head);
+        self.exchange.traffic.received(self.direction, &head);
+        if is_request {
+            self.exchange.learn_client(&head);
+        }
+        drop(head);
         Ok(message)
     }
 

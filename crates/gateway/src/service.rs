@@ -1,15 +1,17 @@
 //! The state that all sessions of a gateway share.
 
 use std::{
+    collections::HashSet,
     fmt,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
 };
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::frame;
-use smbdirect_transport::{Address, Rdma, connect_tcp, text};
+use smbdirect_transport::{Address, Rdma, canonical, connect_tcp_from};
 
 use super::{
     buffers::Buffers,
@@ -17,17 +19,26 @@ use super::{
     event::Event,
     live::Live,
     memory::Memory,
-    peer::Peer,
-    settings::{Protocol, Settings},
+    peer::{Peer, Stop},
+    places::{Place, Places},
+    proxy_header,
+    refused::Refused,
+    servers::{ServerStatus, Servers},
+    settings::{ClientAddress, Protocol, Settings},
+    state::SessionStatus,
 };
 
 /// The state that all sessions of a gateway share: the server, the settings, and the counters.
 pub struct Service {
-    /// The address that clients connect to.
-    pub(super) listening: SocketAddr,
+    /// The addresses that clients connect to.
+    listening: Vec<SocketAddr>,
     pub(super) settings: Settings,
     rdma: Rdma,
     live: Mutex<Arc<Live>>,
+    pub(super) servers: Arc<Servers>,
+    places: Arc<Places>,
+    /// The addresses of this end of the connections to servers.
+    outgoing: Mutex<HashSet<SocketAddr>>,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
@@ -53,7 +64,7 @@ impl Service {
         settings: Settings,
         live: Live,
         rdma: Rdma,
-        listening: SocketAddr,
+        listening: Vec<SocketAddr>,
         report: impl Fn(&Event<'_>) + Send + Sync + 'static,
     ) -> Self {
         let in_flight = settings.memory / 4;
@@ -62,6 +73,9 @@ impl Service {
             settings,
             rdma,
             live: Mutex::new(Arc::new(live)),
+            servers: Arc::default(),
+            places: Arc::default(),
+            outgoing: Mutex::default(),
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
             // Half of the memory for one direction, so that small settings also limit free buffers.
@@ -71,18 +85,18 @@ impl Service {
         }
     }
 
-    /// Connects to the server.
+    /// Connects to a server, from the address `source` of another machine if it is given.
     ///
     /// # Errors
     /// The server cannot be reached.
-    pub(super) async fn connect(&self, upstream: &Address) -> Result<Peer> {
+    pub(super) async fn connect(&self, upstream: &Address, source: Option<IpAddr>) -> Result<Peer> {
         Ok(match self.settings.to {
             Protocol::SmbDirect => {
                 Peer::SmbDirect(self.rdma.connect(upstream, &self.settings.config).await?)
             }
             Protocol::Tcp => {
                 let limit = self.settings.connect_timeout;
-                let stream = connect_tcp(upstream, frame::PORT, limit).await?;
+                let stream = connect_tcp_from(source, upstream, frame::PORT, limit).await?;
                 let address = stream
                     .peer_addr()
                     .context("the server closed the connection immediately")?;
@@ -93,18 +107,67 @@ impl Service {
 
     /// Returns the settings for a session that begins now.
     pub(super) fn live(&self) -> Arc<Live> {
-        self.live
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.live).clone()
     }
 
-    /// Sets the settings for sessions that begin later. The memory is the budget of the running gateway, which
-    /// limits the number of connections.
-    pub fn set_live(&self, mut live: Live) {
+    /// Sets the settings for sessions that begin later, within the memory of the running gateway.
+    pub(super) fn replace_live(&self, mut live: Live) {
         let affordable = self.settings.affordable_connections();
         live.max_connections = live.max_connections.min(affordable);
-        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+        *lock(&self.live) = Arc::new(live);
+    }
+
+    /// Returns the header of the PROXY protocol for a connection that is no client's, if the server expects one.
+    pub(super) fn local_header(&self) -> Option<Bytes> {
+        let expects = self.settings.client_address == ClientAddress::Proxy;
+        expects.then(|| proxy_header::encode_local().into())
+    }
+
+    /// Returns the sessions that are open.
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        let sessions = self.places.sessions();
+        sessions.iter().map(|session| session.status()).collect()
+    }
+
+    /// Ends the session with this number. Returns whether there is one.
+    pub fn end_session(&self, id: u64) -> bool {
+        let sessions = self.places.sessions();
+        let found = sessions.iter().find(|session| session.id == id);
+        if let Some(session) = found {
+            session.end();
+        }
+        found.is_some()
+    }
+
+    /// Returns the state of each server.
+    pub fn servers(&self) -> Vec<ServerStatus> {
+        self.servers.status()
+    }
+
+    /// Has the server with this name take no new clients, or take them again. Its sessions go on. Returns whether there
+    /// is such a server.
+    pub fn set_server_drained(&self, name: &str, is_drained: bool) -> bool {
+        self.servers.set_drained(name, is_drained)
+    }
+
+    /// Returns whether a client that connects now could be served: there is a server, and room.
+    pub fn is_ready(&self) -> bool {
+        self.servers.is_any_up() && self.open() < self.live().max_connections
+    }
+
+    /// Returns the number of sessions that are open.
+    pub fn open(&self) -> u64 {
+        self.places.open()
+    }
+
+    /// Returns the number of sessions so far.
+    pub fn total(&self) -> u64 {
+        self.places.total()
+    }
+
+    /// Returns the addresses that clients connect to.
+    pub fn listening(&self) -> &[SocketAddr] {
+        &self.listening
     }
 
     /// Reports an event.
@@ -112,43 +175,76 @@ impl Service {
         (self.report)(event);
     }
 
-    /// Reports a client that is turned away because too many connections are open.
-    pub(super) fn turn_away(&self, peer: SocketAddr) {
-        self.counters.turned_away.fetch_add(1, Relaxed);
-        let open = self.counters.open.load(Relaxed);
-        let are = if open == 1 { "is" } else { "are" };
-        let open_now = text::plural(open, "connection");
-        let reason = &format!("{open_now} {are} open");
-        self.report(&Event::TurnedAway { peer, open, reason });
+    /// Returns a place for a client that connects, or turns it away.
+    pub(super) fn admit(&self, peer: SocketAddr) -> Option<Place> {
+        let admitted = if lock(&self.outgoing).contains(&peer) {
+            Err(Refused::Itself)
+        } else {
+            self.places.admit(&self.live(), peer)
+        };
+        admitted.map_err(|why| self.turn_away(peer, &why)).ok()
     }
 
-    /// Reports a client that is turned away because its address is not allowed.
-    pub(super) fn refuse_address(&self, peer: SocketAddr) {
-        self.counters.not_allowed.fetch_add(1, Relaxed);
-        let open = self.counters.open.load(Relaxed);
-        let reason = "its address is not allowed";
-        self.report(&Event::TurnedAway { peer, open, reason });
+    /// Records the address of this end of a connection to a server.
+    ///
+    /// # Errors
+    /// The server is this gateway itself.
+    pub(super) fn outgoing(self: &Arc<Self>, server: &Peer) -> Result<Outgoing, Stop> {
+        // A connection from the address of a client may have the port of a connection of that client.
+        let is_own = self.settings.client_address != ClientAddress::Transparent;
+        let address = server.local().filter(|_| is_own);
+        let Some(address) = address.map(canonical) else {
+            return Ok(Outgoing(None));
+        };
+        lock(&self.outgoing).insert(address);
+        let outgoing = Outgoing(Some((self.clone(), address)));
+        let sessions = self.places.sessions();
+        if sessions.iter().any(|session| session.client() == address) {
+            let what = "it is this gateway itself; set `upstream` to the SMB server";
+            return Err(Stop::Unreachable(what.into()));
+        }
+        Ok(outgoing)
+    }
+
+    /// Counts and reports a client that is turned away.
+    pub(super) fn turn_away(&self, peer: SocketAddr, why: &Refused) {
+        self.counters.turn_away(why);
+        self.report(&Event::TurnedAway {
+            peer,
+            open: self.open(),
+            reason: &why.reason(),
+            times: self.places.times_to_log(peer.ip()),
+        });
     }
 
     /// Reports the totals.
     pub(super) fn report_summary(&self) {
         let counters = &self.counters;
         self.report(&Event::Summary {
-            total: counters.total.load(Relaxed),
+            total: self.total(),
             failed: counters.failed.load(Relaxed),
-            turned_away: counters.turned_away.load(Relaxed) + counters.not_allowed.load(Relaxed),
+            turned_away: counters.turned_away(),
             carried: counters.traffic.carried(),
         });
     }
 
     /// Returns the state of the gateway, in one line.
     pub fn title(&self) -> String {
-        format!("gateway {} to {}", self.listening, self.live().upstream)
+        let list = |texts: Vec<String>| texts.join(", ");
+        let listening = self.listening.iter().map(ToString::to_string).collect();
+        let servers = self
+            .live()
+            .servers
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        format!("gateway {} to {}", list(listening), list(servers))
     }
 
     /// Returns the metrics: sessions, traffic, and memory.
     pub fn families(&self) -> Vec<Family> {
-        let mut families = self.counters.families(self.live().max_connections);
+        let sessions = (self.total(), self.open(), self.live().max_connections);
+        let mut families = self.counters.families(sessions);
         let memory = [
             ("requests", self.requests.used(), self.requests.limit()),
             ("answers", self.answers.used(), self.answers.limit()),
@@ -168,5 +264,20 @@ impl Service {
             memory.map(|(pool, _, limit)| of_pool((pool, limit))),
         ));
         families
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The address of this end of a connection to a server, by which the gateway recognises itself. A drop forgets it.
+pub(super) struct Outgoing(Option<(Arc<Service>, SocketAddr)>);
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        if let Some((service, address)) = &self.0 {
+            lock(&service.outgoing).remove(address);
+        }
     }
 }

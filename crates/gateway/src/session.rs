@@ -4,23 +4,27 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use smbdirect_smb::{Refusal, ServerChannel, server_channel::Settings};
+use smbdirect_transport::NegotiatedReport;
 use tokio::time::sleep;
-use tracing::{Instrument, info_span, warn};
+use tracing::{error, warn};
 
 use super::{
-    counters::{SessionTraffic, Traffic},
+    counters::SessionTraffic,
     event::Event,
     exchange::Exchange,
     forward::forward,
     live::Live,
-    peer::{Direction, Peer, Side, Stop},
+    peer::{Direction, Peer, Side, Sink, Source, Stop},
     phase::{Phase, Phases},
+    places::Place,
     relay::Relay,
-    service::Service,
+    servers::Seat,
+    service::{Outgoing, Service},
+    state::SessionState,
 };
 
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
@@ -34,59 +38,73 @@ const QUIET_POLLS: u32 = 5;
 
 /// One accepted connection, and the connection to the server that belongs to it.
 pub(super) struct Session {
-    pub(super) id: u64,
+    pub(super) state: Arc<SessionState>,
+    pub(super) place: Place,
+    /// The address that the connection comes from: that of the client, or of its proxy.
     pub(super) peer: SocketAddr,
     pub(super) service: Arc<Service>,
     /// The settings when the session began.
     pub(super) live: Arc<Live>,
     pub(super) phases: Phases,
-    pub(super) started: Instant,
-    pub(super) traffic: Traffic,
+}
+
+/// The connection to a server, and the seat there.
+pub(super) struct Connected {
+    pub(super) server: Peer,
+    pub(super) seat: Seat,
+    /// Whether the client may still tell its ClientGuid, because it has begun with SMB1.
+    pub(super) is_unknown: bool,
+    pub(super) _outgoing: Outgoing,
 }
 
 impl Session {
-    /// Forwards messages until either side ends. Each log line of the session names it.
-    pub(super) async fn run(self, client: Peer) {
-        let span = info_span!("session", id = self.id, client = %self.peer);
-        self.carry(client).instrument(span).await;
-    }
-
-    async fn carry(self, client: Peer) {
-        let stop = match self.connect(&client).await {
-            Ok(server) => {
-                self.report_opened(&client, &server);
-                self.carry_both(client, server).await
+    /// Forwards messages until either side ends.
+    pub(super) async fn carry(&mut self, client: Peer) -> Stop {
+        if let Err(stop) = client.prepare(Side::Client, &self.service.settings.config) {
+            return stop;
+        }
+        let here = client.local();
+        let negotiated = client.negotiated();
+        let is_tcp = matches!(client, Peer::Tcp(..));
+        let (mut from_client, mut to_client) = client.split(self.live.stall_limit);
+        let (phases, state) = (self.phases.clone(), self.state.clone());
+        let connected = tokio::select! {
+            connected = self.connect(&mut from_client, here) => connected,
+            () = phases.reached(Phase::Draining) => Err(Stop::Here),
+            () = state.ended() => Err(Stop::Ended),
+        };
+        match connected {
+            Ok(connected) => {
+                self.report_opened(negotiated, &connected);
+                self.carry_both(from_client, to_client, connected, is_tcp)
+                    .await
             }
             Err(stop) => {
-                let (_, mut to_client) = client.split(self.live.stall_limit);
+                drop(from_client);
                 to_client.close().await;
                 stop
             }
-        };
-        self.report_closed(&stop);
+        }
     }
 
-    async fn connect(&self, client: &Peer) -> Result<Peer, Stop> {
-        let (config, stall_limit) = (&self.service.settings.config, self.live.stall_limit);
-        client.prepare(Side::Client, config, stall_limit)?;
-        let server = tokio::select! {
-            server = self.service.connect(&self.live.upstream) => server,
-            () = self.phases.reached(Phase::Draining) => return Err(Stop::Here),
-        };
-        let server = server.map_err(|error| Stop::Unreachable(format!("{error:#}")))?;
-        server.prepare(Side::Server, config, stall_limit)?;
-        Ok(server)
-    }
-
-    async fn carry_both(&self, client: Peer, server: Peer) -> Stop {
-        let answers_can_follow = matches!(client, Peer::Tcp(..));
+    async fn carry_both(
+        &self,
+        mut from_client: Source,
+        mut to_client: Sink,
+        connected: Connected,
+        answers_can_follow: bool,
+    ) -> Stop {
+        let Connected {
+            server,
+            seat,
+            is_unknown,
+            _outgoing,
+        } = connected;
         // A TCP server closes its connection when the gateway shuts down sending; SMB Direct has no
         // such signal.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
-        let stall_limit = self.live.stall_limit;
-        let exchange = self.exchange(&server);
-        let (mut from_client, mut to_client) = client.split(stall_limit);
-        let (mut from_server, mut to_server) = server.split(stall_limit);
+        let exchange = self.exchange(&server, is_unknown.then_some(&seat));
+        let (mut from_server, mut to_server) = server.split(self.live.stall_limit);
         let stop = {
             let relay = |direction| Relay {
                 exchange: &exchange,
@@ -103,20 +121,20 @@ impl Session {
                     stop
                 }
                 () = self.drained() => Stop::Here,
-                () = self.phases.reached(Phase::Ending) => Stop::Here,
+                stop = self.cut(&seat) => stop,
             };
             if answers_go_on && matches!(stop, Stop::Here) {
                 // No further request is taken. The answers to the others are due.
                 tokio::select! {
                     () = self.drained() => {}
                     _ = &mut down => {}
-                    () = self.phases.reached(Phase::Ending) => {}
+                    _ = self.cut(&seat) => {}
                 }
             }
             // If every request is answered, the session ends immediately: the server must close the client's
             // files before the client connects again.
             let answers_are_due =
-                answers_can_follow && !(server_goes_on && self.traffic.is_answered());
+                answers_can_follow && !(server_goes_on && self.state.traffic.is_answered());
             if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
                 tokio::select! {
@@ -124,8 +142,8 @@ impl Session {
                         Stop::Failed(Side::Server, _) => last,
                         _ => stop,
                     },
-                    () = self.traffic.silence() => stop,
-                    () = self.phases.reached(Phase::Ending) => stop,
+                    () = self.state.traffic.silence() => stop,
+                    _ = self.cut(&seat) => stop,
                 }
             } else {
                 stop
@@ -137,13 +155,24 @@ impl Session {
         stop
     }
 
+    /// Waits for a reason to end the session immediately, whatever is unanswered.
+    async fn cut(&self, seat: &Seat) -> Stop {
+        tokio::select! {
+            () = self.phases.reached(Phase::Ending) => Stop::Here,
+            () = self.state.ended() => Stop::Ended,
+            () = seat.server.down() => {
+                Stop::Failed(Side::Server, "its checks fail, so its connections end".into())
+            }
+        }
+    }
+
     /// Waits until the gateway drains and every request has been answered for a moment.
     async fn drained(&self) {
         self.phases.reached(Phase::Draining).await;
         let mut quiet = 0;
         while quiet < QUIET_POLLS {
             sleep(QUIET_POLL_INTERVAL).await;
-            quiet = if self.traffic.is_answered() {
+            quiet = if self.state.traffic.is_answered() {
                 quiet + 1
             } else {
                 0
@@ -151,7 +180,7 @@ impl Session {
         }
     }
 
-    fn exchange(&self, server: &Peer) -> Exchange<'_> {
+    fn exchange<'a>(&'a self, server: &Peer, unknown: Option<&'a Seat>) -> Exchange<'a> {
         let max_read_write_size = match server {
             Peer::SmbDirect(connection) => connection.negotiated().max_read_write_size,
             Peer::Tcp(..) => 0,
@@ -160,34 +189,49 @@ impl Session {
             threshold: RDMA_THRESHOLD,
             max_read_write_size,
         };
+        let requests = self.service.requests.share();
+        let answers = self.service.answers.share();
+        self.state
+            .set_holding([requests.holding(), answers.holding()]);
         Exchange::new(
-            self.id,
+            self.state.id,
             ServerChannel::new(settings),
-            self.service.requests.share(),
-            self.service.answers.share(),
+            requests,
+            answers,
             self.service.buffers.clone(),
             self.session_traffic(),
             self.phases.clone(),
         )
+        .with_unknown_client(unknown)
     }
 
     fn session_traffic(&self) -> SessionTraffic<'_> {
         SessionTraffic {
-            session: &self.traffic,
+            session: &self.state.traffic,
             all: &self.service.counters.traffic,
         }
     }
 
-    fn report_opened(&self, client: &Peer, server: &Peer) {
-        let counters = &self.service.counters;
+    /// Returns the address of the proxy that the client came through, if there is one.
+    fn proxy(&self) -> Option<SocketAddr> {
+        (self.state.client() != self.peer).then_some(self.peer)
+    }
+
+    fn report_opened(&self, client: Option<NegotiatedReport>, connected: &Connected) {
+        let server = &connected.server;
+        let (_, took) = self.state.server();
         self.service.report(&Event::Opened {
-            id: self.id,
-            peer: self.peer,
+            id: self.state.id,
+            peer: self.state.client(),
+            proxy: self.proxy(),
             upstream: server.address(),
-            client: client.negotiated(),
+            server_name: &connected.seat.server.name,
+            client,
             server: server.negotiated(),
-            open: counters.open.load(Relaxed),
-            total: counters.total.load(Relaxed),
+            negotiate_seconds: self.state.negotiated.as_secs_f64(),
+            connect_seconds: took.as_secs_f64(),
+            open: self.service.open(),
+            total: self.service.total(),
         });
     }
 
@@ -195,34 +239,44 @@ impl Session {
         self.session_traffic().refused();
         let (reason, cure) = (refusal.to_string(), refusal.cure());
         self.service.report(&Event::Refused {
-            id: self.id,
-            peer: self.peer,
+            id: self.state.id,
+            peer: self.state.client(),
             reason: &reason,
             cure,
         });
         warn!(%reason, cure, "a request is refused, and its connection ends");
     }
 
-    fn report_closed(&self, stop: &Stop) {
+    /// Gives the place back, and reports the end of the session.
+    pub(super) fn report_closed(self, stop: &Stop) {
         let counters = &self.service.counters;
-        let open = counters.open.fetch_sub(1, Relaxed) - 1;
         counters.ended(stop);
-        let ok = matches!(stop, Stop::Closed(_) | Stop::Here);
+        let ok = matches!(stop, Stop::Closed(_) | Stop::Here | Stop::Ended);
         if !ok {
             counters.failed.fetch_add(1, Relaxed);
         }
-        if let Stop::Refused(refusal) = stop {
-            self.report_refused(refusal);
+        match stop {
+            Stop::Refused(refusal) => self.report_refused(refusal),
+            Stop::Fault(what) => error!("a fault of smbdirect ends a session: {what}"),
+            Stop::NotAdmitted(why) => self.service.turn_away(self.state.client(), why),
+            _ => {}
         }
+        let proxy = self.proxy();
+        let (server_name, connected) = self.state.server();
+        let open = self.place.end();
         self.service.report(&Event::Closed {
-            id: self.id,
-            peer: self.peer,
-            seconds: self.started.elapsed().as_secs_f64(),
+            id: self.state.id,
+            peer: self.state.client(),
+            proxy,
+            server_name: server_name.as_deref(),
+            negotiate_seconds: self.state.negotiated.as_secs_f64(),
+            connect_seconds: connected.as_secs_f64(),
+            seconds: self.state.since.elapsed().as_secs_f64(),
             ok,
             ended: &stop.to_string(),
-            carried: self.traffic.carried(),
+            carried: self.state.traffic.carried(),
             open,
-            total: counters.total.load(Relaxed),
+            total: self.service.total(),
         });
     }
 }

@@ -13,6 +13,18 @@ pub enum Protocol {
     Tcp,
 }
 
+/// The address from which the gateway connects to the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAddress {
+    /// The gateway's own. The server does not learn the client's.
+    #[default]
+    Own,
+    /// That of the client (IP_TRANSPARENT), so that the server sees it. Linux only, and towards servers on TCP.
+    Transparent,
+    /// The gateway's own, with a header of the PROXY protocol, version 2, that names the client.
+    Proxy,
+}
+
 /// The settings of a gateway that do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -20,6 +32,8 @@ pub struct Settings {
     pub from: Protocol,
     /// The protocol of the server.
     pub to: Protocol,
+    /// The address from which the gateway connects to the server.
+    pub client_address: ClientAddress,
     /// The settings of SMB Direct connections, as [`connection_config`] returns them.
     pub config: Config,
     /// Longest time for connecting to the server.

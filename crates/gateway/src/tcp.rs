@@ -17,7 +17,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::buffers::{Buffers, CHUNK};
+use super::{
+    buffers::{Buffers, CHUNK},
+    proxy_header::{self, HeaderFault},
+};
 
 /// Maximum number of bytes to read before the destination of a message is known.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
@@ -58,32 +61,27 @@ pub(super) enum Fault {
     /// The peer does not send frames of SMB over TCP.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// The header of a proxy is malformed.
+    #[error(transparent)]
+    ProxyHeader(#[from] HeaderFault),
 }
 
 /// Prepares a connection: TCP_NODELAY, and TCP keepalive that detects a lost peer as fast as the
 /// keepalive of SMB Direct.
 ///
 /// The system sends no keepalive while data is unacknowledged, and retransmits it for a quarter of an hour. On Linux
-/// the connection therefore ends when the peer acknowledges nothing for as long as a keepalive takes, but not before
-/// `stall_limit`, because the time also counts while a peer that is alive accepts no data.
-pub(super) fn prepare(
-    stream: &TcpStream,
-    keepalive_interval: Duration,
-    stall_limit: Duration,
-) -> io::Result<()> {
+/// the connection therefore ends when the peer acknowledges nothing for as long as a keepalive takes. The time also
+/// counts while a peer that is alive accepts no data.
+pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    #[cfg(target_os = "linux")]
-    {
-        let limit = stall_limit.max(keepalive_interval.saturating_add(PROBE_INTERVAL * PROBES));
-        SockRef::from(stream).set_tcp_user_timeout(Some(limit.min(MAX_IDLE)))?;
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = stall_limit;
-    let keepalive =
-        TcpKeepalive::new().with_time(keepalive_interval.clamp(PROBE_INTERVAL, MAX_IDLE));
+    let idle = keepalive_interval.clamp(PROBE_INTERVAL, MAX_IDLE);
+    let keepalive = TcpKeepalive::new().with_time(idle);
     #[cfg(any(target_os = "linux", target_os = "macos", target_os = "freebsd"))]
     let keepalive = keepalive.with_interval(PROBE_INTERVAL).with_retries(PROBES);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    let socket = SockRef::from(stream);
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(idle + PROBES * PROBE_INTERVAL))?;
+    socket.set_tcp_keepalive(&keepalive)
 }
 
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
@@ -123,6 +121,40 @@ impl Source {
         self.remaining = length;
         self.buffered(head.min(length)).await?;
         Ok(Some(length))
+    }
+
+    /// Returns the first `head` bytes of the next message, or all of a shorter one, without taking them. `None` if the
+    /// peer has closed the connection.
+    pub(super) async fn peek(&mut self, head: usize) -> Result<Option<Bytes>, Fault> {
+        loop {
+            if let Some(header) = self.buffer.first_chunk::<HEADER_LENGTH>() {
+                let length = frame::message_length(*header)? as usize;
+                if length == 0 {
+                    self.buffer.advance(HEADER_LENGTH);
+                    continue;
+                }
+                let end = HEADER_LENGTH + head.min(length);
+                if let Some(head) = self.buffer.get(HEADER_LENGTH..end) {
+                    return Ok(Some(Bytes::copy_from_slice(head)));
+                }
+            }
+            if !self.read_more().await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes the header of the PROXY protocol, which precedes the first message.
+    pub(super) async fn take_proxy_header(&mut self) -> Result<Bytes, Fault> {
+        loop {
+            if let Some(length) = proxy_header::length(&self.buffer)? {
+                self.buffered(length).await?;
+                return Ok(self.buffer.split_to(length).freeze());
+            }
+            if !self.read_more().await? {
+                return Err(Fault::CutOff);
+            }
+        }
     }
 
     /// Returns the bytes of the current message that are in the buffer.
@@ -317,17 +349,15 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_peer_that_acknowledges_nothing_is_lost_after_a_keepalive_or_the_stall_limit() {
+    async fn a_peer_that_acknowledges_nothing_is_lost_after_a_keepalive() {
         let (_source, stream) = pair().await;
-        let limit = |keepalive, stall| {
-            let seconds = Duration::from_secs;
-            prepare(&stream, seconds(keepalive), seconds(stall)).unwrap();
+        let limit = |keepalive| {
+            prepare(&stream, Duration::from_secs(keepalive)).unwrap();
             SockRef::from(&stream).tcp_user_timeout().unwrap().unwrap()
         };
-        assert_eq!(limit(120, 60).as_secs(), 125);
-        assert_eq!(limit(5, 60).as_secs(), 60);
-        assert_eq!(limit(5, 8).as_secs(), 10);
-        assert_eq!(limit(u64::MAX / 2, 60), MAX_IDLE);
+        assert_eq!(limit(120).as_secs(), 125);
+        assert_eq!(limit(5).as_secs(), 10);
+        assert_eq!(limit(u64::MAX / 2), MAX_IDLE + PROBES * PROBE_INTERVAL);
     }
 
     /// Returns the messages that come out of `bytes`, written in pieces of `step`, and the end.

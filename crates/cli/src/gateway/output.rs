@@ -29,7 +29,19 @@ pub(super) enum Event<'a> {
 /// Shows an event of the gateway.
 pub(super) fn show(report: Report, event: &GatewayEvent<'_>) {
     match *event {
-        GatewayEvent::TurnedAway { peer, reason, .. } => show_turned_away(report, peer, reason),
+        GatewayEvent::TurnedAway {
+            peer,
+            reason,
+            times: Some(times),
+            ..
+        } => show_turned_away(report, peer, reason, times),
+        GatewayEvent::ServerUp { server } => info!(server, "the server takes clients again"),
+        GatewayEvent::ServerDown { server, reason } => {
+            warn!(
+                server,
+                reason, "the server takes no clients, because its checks fail"
+            );
+        }
         GatewayEvent::Closed {
             peer,
             seconds,
@@ -49,14 +61,19 @@ pub(super) fn show(report: Report, event: &GatewayEvent<'_>) {
         } => show_summary(report, total, failed, turned_away, carried),
         // Only the JSON output reports these events.
         GatewayEvent::Opened { .. }
+        | GatewayEvent::TurnedAway { times: None, .. }
         | GatewayEvent::Refused { .. }
         | GatewayEvent::Draining { .. } => {}
     }
     report.event(event);
 }
 
-fn show_turned_away(report: Report, peer: SocketAddr, reason: &str) {
-    let why = format!("turned away: {reason}");
+fn show_turned_away(report: Report, peer: SocketAddr, reason: &str, times: u64) {
+    let times = match times {
+        1 => String::new(),
+        times => format!(" ({times} times since the last line)"),
+    };
+    let why = format!("turned away: {reason}{times}");
     if report.is_journal() {
         warn!(target: report::CONNECTIONS, %peer, reason, "{peer}  {why}");
     } else {

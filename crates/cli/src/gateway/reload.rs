@@ -1,5 +1,7 @@
 //! Reads the settings file again while the gateway runs.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use smbdirect_gateway::{Live, Service, Settings};
 use tracing::warn;
@@ -54,7 +56,7 @@ impl Reloading {
 
     /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
     /// that begin later, and a setting that needs a restart has no effect until then.
-    pub(super) fn reload(&mut self, service: &Service, report: Report) {
+    pub(super) fn reload(&mut self, service: &Arc<Service>, report: Report) {
         let change = match self.read() {
             Ok(change) => change,
             Err(error) => {

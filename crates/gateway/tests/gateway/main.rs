@@ -15,7 +15,7 @@ use std::{
 use serde_json::Value;
 use smbdirect::Config;
 use smbdirect_gateway::{
-    ClientListener, Gateway, Live, Protocol, Service, Settings, connection_config,
+    ClientAddress, ClientListener, Gateway, Live, Protocol, Service, Settings, connection_config,
 };
 use smbdirect_test::{
     messages::{ECHO, header, other},
@@ -80,26 +80,24 @@ impl Running {
                 let settings = settings(from, to, memory);
                 let here = "127.0.0.1:0".parse().unwrap();
                 let listener = if from == SmbDirect {
-                    let listener = rdma.listen(&here, &settings.config).await.unwrap();
-                    ClientListener::SmbDirect(listener)
+                    let mut listeners = rdma.listen_all(&here).await.unwrap();
+                    ClientListener::SmbDirect(listeners.remove(0))
                 } else {
                     ClientListener::Tcp(TcpListener::bind("127.0.0.1:0").await.unwrap())
                 };
                 let address = listener.address().unwrap();
                 address_in.send(address.to_string()).unwrap();
                 let live = Live {
-                    upstream,
-                    allow: Vec::new(),
                     max_connections: settings.affordable_connections().min(256),
-                    stall_limit: Duration::from_secs(60),
-                    drain_timeout: Duration::ZERO,
+                    drain_timeout: Some(Duration::ZERO),
+                    ..Live::new(vec![upstream])
                 };
                 let report = move |event: &smbdirect_gateway::Event<'_>| {
                     // A test that has ended takes no more events.
                     let _ = events_in.send(serde_json::to_value(event).unwrap());
                 };
-                let service = Arc::new(Service::new(settings, live, rdma, address, report));
-                let mut gateway = Gateway::new(service, listener);
+                let service = Arc::new(Service::new(settings, live, rdma, vec![address], report));
+                let mut gateway = Gateway::new(service, [listener]);
                 tokio::select! {
                     served = gateway.serve() => match served.unwrap() {},
                     _ = ended => {}
@@ -138,6 +136,7 @@ fn settings(from: Kind, to: Kind, memory: u64) -> Settings {
     Settings {
         from: protocol(from),
         to: protocol(to),
+        client_address: ClientAddress::Own,
         config: config.unwrap(),
         connect_timeout: Duration::from_secs(10),
         memory,

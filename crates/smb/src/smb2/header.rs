@@ -156,6 +156,22 @@ impl Header {
 
     const STRUCTURE: &str = "SMB2 header";
 
+    /// Returns the header of a request outside of a session, which asks for one credit.
+    pub const fn request(command: Command, message_id: u64) -> Self {
+        Self {
+            credit_charge: 0,
+            status: 0,
+            command,
+            credits: 1,
+            flags: Flags(0),
+            next_command: 0,
+            message_id,
+            tree_or_async_id: 0,
+            session_id: 0,
+            signature: [0; 16],
+        }
+    }
+
     /// Decodes the header at the front of `element`.
     ///
     /// # Errors

@@ -1,0 +1,132 @@
+//! How a session gets its server: who the client is, which server it goes to, and the connection to it.
+
+use std::{net::SocketAddr, time::Instant};
+
+use bytes::Bytes;
+use tokio::{io::AsyncWriteExt, time::timeout};
+use tracing::info;
+
+use super::{
+    peer::{Peer, Side, Source, Stop},
+    proxy_header,
+    servers::{ClientKey, Seat},
+    session::{Connected, Session},
+    settings::ClientAddress,
+};
+
+impl Session {
+    /// Connects to the server of the client. `here` is the address that the client has connected to.
+    pub(super) async fn connect(
+        &mut self,
+        from_client: &mut Source,
+        here: Option<SocketAddr>,
+    ) -> Result<Connected, Stop> {
+        if self.live.trusts_proxy(self.peer.ip()) {
+            self.take_proxy_header(from_client).await?;
+        }
+        let client = self.state.client();
+        let (key, is_unknown) = self.key(from_client).await?;
+        let began = Instant::now();
+        let mut failed = Vec::new();
+        let mut last = None;
+        loop {
+            let seat = self.service.servers.seat(self.live.balance, key, &failed);
+            let Some(seat) = seat else {
+                let none = || Stop::Unreachable("no server takes clients now".into());
+                return Err(last.unwrap_or_else(none));
+            };
+            match self.connect_to(&seat, client, here).await {
+                Ok(server) => {
+                    let outgoing = self.service.outgoing(&server)?;
+                    self.state
+                        .set_server(&seat.server.name, server.address(), began.elapsed());
+                    return Ok(Connected {
+                        server,
+                        seat,
+                        is_unknown,
+                        _outgoing: outgoing,
+                    });
+                }
+                Err(stop) => {
+                    if !self.service.servers.is_one() {
+                        info!(server = seat.server.name, why = %stop, "the next server is tried");
+                    }
+                    last = Some(stop);
+                    failed.push(seat.server.clone());
+                }
+            }
+        }
+    }
+
+    /// Takes the header of a trusted proxy. If it names a client, the session is that client's.
+    async fn take_proxy_header(&mut self, from_client: &mut Source) -> Result<(), Stop> {
+        let named = self.in_time(from_client.proxy_header()).await?;
+        if let Some(client) = named {
+            let admitted = self.place.of_client(&self.live, client.ip());
+            admitted.map_err(Stop::NotAdmitted)?;
+            self.state.set_client(client);
+        }
+        Ok(())
+    }
+
+    /// Returns what the client is recognised by, and whether its ClientGuid may follow. With one server it does not
+    /// matter, so that clients that say nothing, as `smbdirect ping`, are served.
+    async fn key(&self, from_client: &mut Source) -> Result<(ClientKey, bool), Stop> {
+        let by_address = ClientKey::Address(self.state.client().ip());
+        if self.service.servers.is_one() {
+            return Ok((by_address, false));
+        }
+        let head = self.in_time(from_client.peek(ClientKey::HEAD)).await?;
+        Ok(match ClientKey::of_first_message(&head) {
+            Some(key) => (key, false),
+            None => (by_address, true),
+        })
+    }
+
+    /// Waits for the first bytes of a client for at most the stall limit.
+    async fn in_time<T>(&self, first: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
+        let limit = self.live.stall_limit;
+        let late = || {
+            let limit = smbdirect_transport::text::time(limit);
+            Err(Stop::Failed(
+                Side::Client,
+                format!("it has sent nothing for {limit}"),
+            ))
+        };
+        timeout(limit, first).await.unwrap_or_else(|_| late())
+    }
+
+    /// Connects to the server of a seat, which learns the address of the client as the settings have it.
+    async fn connect_to(
+        &self,
+        seat: &Seat,
+        client: SocketAddr,
+        here: Option<SocketAddr>,
+    ) -> Result<Peer, Stop> {
+        let settings = &self.service.settings;
+        let source = match settings.client_address {
+            ClientAddress::Transparent => Some(client.ip()),
+            ClientAddress::Own | ClientAddress::Proxy => None,
+        };
+        let connected = self.service.connect(&seat.server.address, source).await;
+        let unreachable = |error: anyhow::Error| Stop::Unreachable(format!("{error:#}"));
+        let mut server = connected.map_err(unreachable)?;
+        server.prepare(Side::Server, &settings.config)?;
+        if settings.client_address == ClientAddress::Proxy {
+            let header = proxy_header::encode(client, here.unwrap_or(client));
+            send_header(&mut server, header.into())
+                .await
+                .map_err(unreachable)?;
+        }
+        Ok(server)
+    }
+}
+
+/// Sends the header of the PROXY protocol before everything else.
+async fn send_header(server: &mut Peer, header: Bytes) -> anyhow::Result<()> {
+    match server {
+        Peer::Tcp(stream, _) => stream.write_all(&header).await?,
+        Peer::SmbDirect(connection) => connection.send(header)?.await?,
+    }
+    Ok(())
+}

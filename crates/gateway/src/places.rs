@@ -1,0 +1,210 @@
+//! The places of a gateway: which clients are admitted, and which sessions are open.
+//!
+//! A client has a place from its TCP connection or connection request to its end. It is given back by the drop of one
+//! guard, whatever ends the session.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use super::{live::Live, refused::Refused, state::SessionState};
+
+/// The places of a gateway.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    taken: Mutex<Taken>,
+    turned_away: Mutex<HashMap<IpAddr, TurnedAway>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    /// Places by client, of which those that negotiate have no session yet.
+    by_client: HashMap<IpAddr, u64>,
+    sessions: BTreeMap<u64, Arc<SessionState>>,
+    last_id: u64,
+}
+
+/// The times that a client was turned away since its last line in the log.
+#[derive(Debug)]
+struct TurnedAway {
+    since: Instant,
+    times: u64,
+}
+
+/// The interval of log lines about clients of one address that are turned away.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
+/// Maximum number of addresses that are remembered for [`LOG_INTERVAL`].
+const MAX_REMEMBERED: usize = 4096;
+
+/// The place of one client. A drop gives it back.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    client: IpAddr,
+    session: Option<u64>,
+    /// When the client connected.
+    pub(super) since: Instant,
+}
+
+impl Places {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a place for the client at `peer`, before anything is read from it.
+    ///
+    /// # Errors
+    /// The client is turned away.
+    pub(super) fn admit(self: &Arc<Self>, live: &Live, peer: SocketAddr) -> Result<Place, Refused> {
+        let client = peer.ip();
+        // The address of the client of a proxy is not known yet.
+        let is_proxy = live.trusts_proxy(client);
+        if !is_proxy && !live.permits(client) {
+            return Err(Refused::Address);
+        }
+        let mut taken = self.taken();
+        taken.check_room(live)?;
+        if !is_proxy {
+            taken.check_client(live, client)?;
+        }
+        *taken.by_client.entry(client).or_default() += 1;
+        drop(taken);
+        Ok(Place {
+            places: self.clone(),
+            client,
+            session: None,
+            since: Instant::now(),
+        })
+    }
+
+    /// Returns the sessions that are open, in the order of their beginning.
+    pub(super) fn sessions(&self) -> Vec<Arc<SessionState>> {
+        self.taken().sessions.values().cloned().collect()
+    }
+
+    /// Returns the number of sessions that are open.
+    pub(super) fn open(&self) -> u64 {
+        self.taken().sessions.len() as u64
+    }
+
+    /// Returns the number of sessions so far.
+    pub(super) fn total(&self) -> u64 {
+        self.taken().last_id
+    }
+
+    /// Returns how often the address was turned away since the last line in the log, this time included, if there
+    /// should be another line; otherwise `None`.
+    pub(super) fn times_to_log(&self, client: IpAddr) -> Option<u64> {
+        let now = Instant::now();
+        let mut all = self
+            .turned_away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = all.get_mut(&client) {
+            before.times += 1;
+            if now < before.since + LOG_INTERVAL {
+                return None;
+            }
+            before.since = now;
+            return Some(std::mem::take(&mut before.times));
+        }
+        if all.len() >= MAX_REMEMBERED {
+            all.retain(|_, before| now < before.since + LOG_INTERVAL);
+            if all.len() >= MAX_REMEMBERED {
+                return None;
+            }
+        }
+        let (since, times) = (now, 0);
+        all.insert(client, TurnedAway { since, times });
+        Some(1)
+    }
+}
+
+impl Taken {
+    fn check_room(&self, live: &Live) -> Result<(), Refused> {
+        let open = self.sessions.len() as u64;
+        if open >= live.max_connections {
+            return Err(Refused::TooMany(open));
+        }
+        Ok(())
+    }
+
+    fn check_client(&self, live: &Live, client: IpAddr) -> Result<(), Refused> {
+        let Some(most) = live.max_connections_per_client else {
+            return Ok(());
+        };
+        let open = self.by_client.get(&client).copied().unwrap_or(0);
+        if open >= most {
+            return Err(Refused::TooManyOfClient(open));
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, client: IpAddr) {
+        if let Some(count) = self.by_client.get_mut(&client) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_client.remove(&client);
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Begins the session of this place.
+    ///
+    /// # Errors
+    /// Meanwhile too many others have begun.
+    pub(super) fn begin(
+        &mut self,
+        live: &Live,
+        state: impl FnOnce(u64) -> SessionState,
+    ) -> Result<Arc<SessionState>, Refused> {
+        let mut taken = self.places.taken();
+        taken.check_room(live)?;
+        taken.last_id += 1;
+        let id = taken.last_id;
+        let state = Arc::new(state(id));
+        taken.sessions.insert(id, state.clone());
+        self.session = Some(id);
+        Ok(state)
+    }
+
+    /// Gives the place to the client of a proxy, whose address is now known.
+    ///
+    /// # Errors
+    /// The client is turned away.
+    pub(super) fn of_client(&mut self, live: &Live, client: IpAddr) -> Result<(), Refused> {
+        if !live.permits(client) {
+            return Err(Refused::Address);
+        }
+        let mut taken = self.places.taken();
+        taken.check_client(live, client)?;
+        taken.leave(self.client);
+        *taken.by_client.entry(client).or_default() += 1;
+        self.client = client;
+        Ok(())
+    }
+
+    /// Ends the session, and returns the number of those that are still open.
+    pub(super) fn end(mut self) -> u64 {
+        let mut taken = self.places.taken();
+        if let Some(id) = self.session.take() {
+            taken.sessions.remove(&id);
+        }
+        taken.sessions.len() as u64
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        taken.leave(self.client);
+        if let Some(id) = self.session {
+            taken.sessions.remove(&id);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The header of the PROXY protocol, version 2, with which a proxy tells a server the address of its client.
+//!
+//! On TCP the header precedes the first message. On SMB Direct it is the first message.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ppp::v2::{Addresses, Builder, Command, Header, Protocol, Version};
+use smbdirect_transport::canonical;
+
+/// Number of bytes before the addresses.
+const FIXED: usize = 16;
+/// Maximum number of bytes of a header that is accepted: addresses, and some additional values.
+pub(super) const MAX_LENGTH: usize = 536;
+
+/// The reason why the header of a proxy is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeaderFault {
+    /// It is not a header, or is malformed.
+    #[error("it is a trusted proxy, but its connection does not begin with a PROXY header: {0}")]
+    Malformed(String),
+    /// It is longer than [`MAX_LENGTH`].
+    #[error("its PROXY header has {0} bytes; the maximum is {MAX_LENGTH}")]
+    TooLong(usize),
+}
+
+/// Returns the header for a connection of `client`, which has connected to `here`.
+pub(super) fn encode(client: SocketAddr, here: SocketAddr) -> Vec<u8> {
+    let (client, here) = of_one_family(canonical(client), canonical(here));
+    build(Command::Proxy, (client, here).into())
+}
+
+/// Returns the header for a connection of this end itself, as for a check.
+pub(super) fn encode_local() -> Vec<u8> {
+    build(Command::Local, Addresses::Unspecified)
+}
+
+fn build(command: Command, addresses: Addresses) -> Vec<u8> {
+    let protocol = match addresses {
+        Addresses::Unspecified => Protocol::Unspecified,
+        _ => Protocol::Stream,
+    };
+    let builder = Builder::with_addresses(Version::Two | command, protocol, addresses);
+    builder.build().expect("a vector takes all bytes")
+}
+
+/// Returns both addresses as IPv6 if one of them is.
+fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr) {
+    if one.is_ipv4() == other.is_ipv4() {
+        return (one, other);
+    }
+    let as_ipv6 = |address: SocketAddr| match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    };
+    (as_ipv6(one), as_ipv6(other))
+}
+
+/// Returns the length of the header that begins with `bytes`, or `None` if more bytes are needed to know it.
+///
+/// # Errors
+/// It is not a header, or too long.
+pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, HeaderFault> {
+    use ppp::v2::ParseError;
+    match Header::try_from(bytes) {
+        Ok(header) => within(header.len()).map(Some),
+        Err(ParseError::Incomplete(_)) => Ok(None),
+        Err(ParseError::Partial(_, addresses)) => within(FIXED + addresses).map(Some),
+        Err(error) => Err(HeaderFault::Malformed(error.to_string())),
+    }
+}
+
+fn within(length: usize) -> Result<usize, HeaderFault> {
+    if length > MAX_LENGTH {
+        return Err(HeaderFault::TooLong(length));
+    }
+    Ok(length)
+}
+
+/// Returns the client that a whole header names. `None` if the connection is one of the proxy itself.
+///
+/// # Errors
+/// It is malformed, or too long.
+pub(super) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
+    within(bytes.len())?;
+    let header =
+        Header::try_from(bytes).map_err(|error| HeaderFault::Malformed(error.to_string()))?;
+    if header.command == Command::Local {
+        return Ok(None);
+    }
+    Ok(match header.addresses {
+        Addresses::IPv4(ip) => Some(SocketAddr::new(ip.source_address.into(), ip.source_port)),
+        Addresses::IPv6(ip) => {
+            let address = SocketAddr::new(ip.source_address.into(), ip.source_port);
+            Some(canonical(address))
+        }
+        Addresses::Unspecified | Addresses::Unix(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_names_the_client() {
+        for (client, here, named) in [
+            ("10.1.2.3:40000", "10.0.0.1:445", "10.1.2.3:40000"),
+            ("[fd00::7]:40000", "[fd00::1]:5445", "[fd00::7]:40000"),
+            ("[::ffff:10.1.2.3]:7", "[::ffff:10.0.0.1]:445", "10.1.2.3:7"),
+            ("10.1.2.3:7", "[fd00::1]:445", "10.1.2.3:7"),
+        ] {
+            let header = encode(client.parse().unwrap(), here.parse().unwrap());
+            assert_eq!(
+                decode(&header).unwrap(),
+                Some(named.parse().unwrap()),
+                "{client}"
+            );
+            for cut in 0..header.len() {
+                let known = length(&header[..cut]).unwrap();
+                assert!(
+                    known.is_none_or(|length| length == header.len()),
+                    "{client} {cut}"
+                );
+                assert!(decode(&header[..cut]).is_err());
+            }
+            let more = [&header[..], b"\0\0\0\x40\xfeSMB"].concat();
+            assert_eq!(length(&more).unwrap(), Some(header.len()));
+        }
+        let local = encode_local();
+        assert_eq!(decode(&local).unwrap(), None);
+        assert_eq!(length(&local).unwrap(), Some(FIXED));
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        for bytes in [
+            &b"\0\0\0\x40\xfeSMB"[..],
+            b"GET / HTTP/1.1\r\n",
+            b"PROXY TCP4 1.2.3.4 ",
+        ] {
+            assert!(matches!(length(bytes), Err(HeaderFault::Malformed(_))));
+        }
+        let mut long = encode(
+            "10.1.2.3:7".parse().unwrap(),
+            "10.0.0.1:445".parse().unwrap(),
+        );
+        long[14..16].copy_from_slice(&5000_u16.to_be_bytes());
+        assert!(matches!(length(&long), Err(HeaderFault::TooLong(5016))));
+    }
+}

@@ -1,0 +1,41 @@
+//! Why a client is turned away.
+
+use smbdirect_transport::text;
+
+/// The reason why a client is turned away.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// `allow` or `deny` excludes its address.
+    Address,
+    /// `max-connections` sessions are open.
+    TooMany(u64),
+    /// The client has `max-connections-per-client` places.
+    TooManyOfClient(u64),
+    /// The client is this gateway itself.
+    Itself,
+}
+
+impl Refused {
+    /// Returns the reason for the log.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Address => "its address is not allowed".into(),
+            Self::TooMany(open) => {
+                let are = if *open == 1 { "is" } else { "are" };
+                format!("{} {are} open", text::plural(*open, "connection"))
+            }
+            Self::TooManyOfClient(open) => {
+                let are = if *open == 1 { "is" } else { "are" };
+                format!(
+                    "{} of its address {are} open",
+                    text::plural(*open, "connection")
+                )
+            }
+            Self::Itself => {
+                "it is this gateway itself: the server that the gateway connects to leads \
+                             back to it"
+                    .into()
+            }
+        }
+    }
+}

@@ -1,0 +1,633 @@
+//! The servers of a gateway: which of them take clients, and which one a client goes to.
+//!
+//! All connections of one client go to the same server, so that multichannel and durable handles work. A client is
+//! recognised by the ClientGuid of its NEGOTIATE, or by its address if it has none.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use serde::Serialize;
+use smbdirect_smb::smb2::{Command, Header};
+use smbdirect_transport::Address;
+use tokio::{sync::watch, task::AbortHandle, time::Instant};
+
+use super::live::{Balance, Check};
+
+/// Maximum number of clients that are remembered after their last connection.
+const MAX_CLIENTS: usize = 65_536;
+/// The part of its share of clients that a server gets when it begins to take clients again.
+const LEAST_WEIGHT: f64 = 0.05;
+
+/// Something by which a client is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ClientKey {
+    /// ClientGuid of its NEGOTIATE.
+    Guid([u8; 16]),
+    /// Its address, if the ClientGuid is zero or unknown.
+    Address(IpAddr),
+}
+
+impl ClientKey {
+    /// Number of bytes of a first message that [`of_first_message`](Self::of_first_message) needs.
+    pub(super) const HEAD: usize = Header::LENGTH + 28;
+
+    /// Returns the ClientGuid of an SMB2 NEGOTIATE request ([MS-SMB2] 2.2.3). `None` for another message, and for a
+    /// ClientGuid of zeros, which clients of SMB 2.0.2 send.
+    pub(super) fn of_first_message(head: &[u8]) -> Option<Self> {
+        let header = Header::decode(head).ok()?;
+        if header.command != Command::NEGOTIATE || header.is_response() {
+            return None;
+        }
+        let guid = head.get(Header::LENGTH + 12..Self::HEAD)?;
+        let guid: [u8; 16] = guid.try_into().ok()?;
+        (guid != [0; 16]).then_some(Self::Guid(guid))
+    }
+}
+
+/// The servers of a gateway.
+#[derive(Debug, Default)]
+pub(super) struct Servers {
+    list: Mutex<Vec<Listed>>,
+    clients: Mutex<HashMap<ClientKey, Client>>,
+}
+
+/// A server that the settings have, and the task that checks it.
+#[derive(Debug)]
+struct Listed {
+    server: Arc<Server>,
+    check: Option<Check>,
+    task: Option<AbortHandle>,
+    /// Its turn among the others by round robin: the server with the largest number is next.
+    turn: f64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// The server of a client.
+#[derive(Debug)]
+struct Client {
+    server: Arc<Server>,
+    connections: u64,
+    last_seen: Instant,
+}
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) address: Address,
+    pub(super) name: String,
+    sessions: AtomicU64,
+    health: watch::Sender<Health>,
+    drained: watch::Sender<bool>,
+}
+
+/// What the checks of a server have found.
+#[derive(Clone, Debug)]
+struct Health {
+    is_up: bool,
+    /// Results in a row that differ from `is_up`.
+    contrary: u32,
+    /// When it began to take clients again, if it was down.
+    up_since: Option<Instant>,
+    slow_start: Duration,
+    /// The reason of the last failure.
+    fault: Option<String>,
+}
+
+/// The state of one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerStatus {
+    /// The server, as the settings name it.
+    pub server: String,
+    /// Whether its checks succeed; true for a server that is not checked.
+    pub is_up: bool,
+    /// Whether it takes no new clients, because an administrator wants that.
+    pub is_drained: bool,
+    /// Sessions that it has now.
+    pub sessions: u64,
+    /// Why the last check failed, if it did.
+    pub fault: Option<String>,
+}
+
+/// The connection of one client to one server. A drop ends it.
+#[derive(Debug)]
+pub(super) struct Seat {
+    servers: Arc<Servers>,
+    pub(super) server: Arc<Server>,
+    /// The client, and its ClientGuid if that was known later.
+    keys: Mutex<Vec<ClientKey>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Servers {
+    /// Sets the servers, and how they are checked: `start` starts the task that checks a server. A server that stays
+    /// keeps its state, and its sessions go on.
+    pub(super) fn set(
+        &self,
+        addresses: &[Address],
+        check: Option<Check>,
+        start: impl Fn(Arc<Server>, Check) -> AbortHandle,
+    ) {
+        let mut list = lock(&self.list);
+        let mut before = std::mem::take(&mut *list);
+        for address in addresses {
+            let kept = before
+                .iter()
+                .position(|listed| listed.server.address == *address);
+            let mut listed = match kept {
+                Some(index) => before.swap_remove(index),
+                None => Listed {
+                    server: Arc::new(Server::new(address.clone())),
+                    check: None,
+                    task: None,
+                    turn: 0.0,
+                },
+            };
+            if listed.check != check {
+                if let Some(task) = listed.task.take() {
+                    task.abort();
+                }
+                if check.is_none() {
+                    listed.server.is_assumed_up();
+                }
+                listed.task = check.map(|check| start(listed.server.clone(), check));
+                listed.check = check;
+            }
+            list.push(listed);
+        }
+    }
+
+    /// Returns whether there is only one server, so that nothing needs to be known about a client.
+    pub(super) fn is_one(&self) -> bool {
+        lock(&self.list).len() == 1
+    }
+
+    /// Returns whether a client could be served.
+    pub(super) fn is_any_up(&self) -> bool {
+        lock(&self.list)
+            .iter()
+            .any(|listed| listed.server.takes_clients())
+    }
+
+    /// Returns the state of each server.
+    pub(super) fn status(&self) -> Vec<ServerStatus> {
+        lock(&self.list)
+            .iter()
+            .map(|listed| listed.server.status())
+            .collect()
+    }
+
+    /// Has the server with this name take no new clients, or take them again. Returns whether there is one.
+    pub(super) fn set_drained(&self, name: &str, is_drained: bool) -> bool {
+        let list = lock(&self.list);
+        let found = list.iter().find(|listed| listed.server.name == name);
+        if let Some(listed) = found {
+            listed.server.drained.send_replace(is_drained);
+        }
+        found.is_some()
+    }
+
+    /// Returns a seat for a client: at the server where it has connections or was last, or else at the one whose turn
+    /// it is. Servers in `failed` are left out. `None` if no server takes the client.
+    pub(super) fn seat(
+        self: &Arc<Self>,
+        balance: Balance,
+        key: ClientKey,
+        failed: &[Arc<Server>],
+    ) -> Option<Seat> {
+        let has_failed = |server: &Arc<Server>| failed.iter().any(|one| Arc::ptr_eq(one, server));
+        let mut list = lock(&self.list);
+        let mut clients = lock(&self.clients);
+        let known = clients.get(&key).and_then(|client| {
+            let server = &client.server;
+            let is_listed = list
+                .iter()
+                .any(|listed| Arc::ptr_eq(&listed.server, server));
+            // Connections that a client adds go where the others are, also while that server is drained.
+            let has_others = client.connections > 0 && server.is_up();
+            let stays = has_others || (is_listed && server.takes_clients());
+            (stays && !has_failed(server)).then(|| server.clone())
+        });
+        let server = match known {
+            Some(server) => server,
+            None => next(&mut list, balance, has_failed)?,
+        };
+        drop(list);
+        remember(&mut clients, key, &server);
+        server.sessions.fetch_add(1, Relaxed);
+        drop(clients);
+        Some(Seat {
+            servers: self.clone(),
+            server,
+            keys: Mutex::new(vec![key]),
+        })
+    }
+}
+
+/// Counts a connection of a client at its server.
+fn remember(clients: &mut HashMap<ClientKey, Client>, key: ClientKey, server: &Arc<Server>) {
+    if clients.len() >= MAX_CLIENTS && !clients.contains_key(&key) {
+        forget_some(clients);
+    }
+    let client = clients.entry(key).or_insert_with(|| Client {
+        server: server.clone(),
+        connections: 0,
+        last_seen: Instant::now(),
+    });
+    if !Arc::ptr_eq(&client.server, server) {
+        client.server = server.clone();
+        client.connections = 0;
+    }
+    client.connections += 1;
+}
+
+/// Forgets the half of the clients without connections that was seen longest ago.
+fn forget_some(clients: &mut HashMap<ClientKey, Client>) {
+    let without = clients.values().filter(|client| client.connections == 0);
+    let mut times: Vec<_> = without.map(|client| client.last_seen).collect();
+    times.sort_unstable();
+    let middle = times.get(times.len() / 2).copied();
+    let is_kept = |client: &Client| middle.is_some_and(|middle| client.last_seen > middle);
+    clients.retain(|_, client| client.connections > 0 || is_kept(client));
+}
+
+/// Returns the server whose turn it is.
+fn next(
+    list: &mut [Listed],
+    balance: Balance,
+    has_failed: impl Fn(&Arc<Server>) -> bool,
+) -> Option<Arc<Server>> {
+    let now = Instant::now();
+    let mut able: Vec<_> = list
+        .iter_mut()
+        .filter(|listed| listed.server.takes_clients() && !has_failed(&listed.server))
+        .map(|listed| (listed.server.weight(now), listed))
+        .collect();
+    if balance == Balance::RoundRobin {
+        let total: f64 = able.iter().map(|(weight, _)| weight).sum();
+        for (weight, listed) in &mut able {
+            listed.turn += *weight;
+        }
+        // The first of several with the largest number.
+        let best = able
+            .into_iter()
+            .rev()
+            .max_by(|(_, one), (_, other)| one.turn.total_cmp(&other.turn));
+        let (_, listed) = best?;
+        listed.turn -= total;
+        return Some(listed.server.clone());
+    }
+    // With equal loads, the server that had its last turn before the others is next.
+    let load = |weight: f64, server: &Server| (server.sessions.load(Relaxed) as f64 + 1.0) / weight;
+    let best = able
+        .into_iter()
+        .min_by(|(weight, one), (other_weight, other)| {
+            let loads = load(*weight, &one.server).total_cmp(&load(*other_weight, &other.server));
+            loads.then(other.turn.total_cmp(&one.turn))
+        });
+    let (_, listed) = best?;
+    listed.turn -= 1.0;
+    Some(listed.server.clone())
+}
+
+impl Server {
+    fn new(address: Address) -> Self {
+        Self {
+            name: address.to_string(),
+            address,
+            sessions: AtomicU64::new(0),
+            health: watch::Sender::new(Health::assumed()),
+            drained: watch::Sender::new(false),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.health.borrow().is_up
+    }
+
+    fn takes_clients(&self) -> bool {
+        self.is_up() && !*self.drained.borrow()
+    }
+
+    /// Assumes that the server is up, because it is no longer checked.
+    fn is_assumed_up(&self) {
+        self.health.send_replace(Health::assumed());
+    }
+
+    /// Returns the part of its share of new clients that the server gets.
+    fn weight(&self, now: Instant) -> f64 {
+        let health = self.health.borrow();
+        let Some(since) = health.up_since.filter(|_| !health.slow_start.is_zero()) else {
+            return 1.0;
+        };
+        let part = (now - since).as_secs_f64() / health.slow_start.as_secs_f64();
+        part.clamp(LEAST_WEIGHT, 1.0)
+    }
+
+    /// Records the result of a check. Returns whether the server has gone up or down by it.
+    pub(super) fn checked(&self, check: &Check, result: Result<(), String>) -> bool {
+        let is_success = result.is_ok();
+        let mut has_changed = false;
+        self.health.send_if_modified(|health| {
+            health.fault = result.err();
+            health.slow_start = check.slow_start;
+            if is_success == health.is_up {
+                health.contrary = 0;
+                return false;
+            }
+            health.contrary += 1;
+            let needed = if is_success { check.rise } else { check.fall };
+            if health.contrary < needed {
+                return false;
+            }
+            health.is_up = is_success;
+            health.contrary = 0;
+            health.up_since = is_success.then(Instant::now);
+            has_changed = true;
+            true
+        });
+        has_changed
+    }
+
+    /// Waits until the server is down.
+    pub(super) async fn down(&self) {
+        let mut health = self.health.subscribe();
+        // The sender lives as long as this value.
+        let _ = health.wait_for(|health| !health.is_up).await;
+    }
+
+    fn status(&self) -> ServerStatus {
+        let health = self.health.borrow();
+        ServerStatus {
+            server: self.name.clone(),
+            is_up: health.is_up,
+            is_drained: *self.drained.borrow(),
+            sessions: self.sessions.load(Relaxed),
+            fault: health.fault.clone(),
+        }
+    }
+}
+
+impl Health {
+    const fn assumed() -> Self {
+        Self {
+            is_up: true,
+            contrary: 0,
+            up_since: None,
+            slow_start: Duration::ZERO,
+            fault: None,
+        }
+    }
+}
+
+impl Seat {
+    /// Adds what the client is recognised by as well. A client that has connections to another server keeps them.
+    pub(super) fn add_key(&self, key: ClientKey) {
+        let mut clients = lock(&self.servers.clients);
+        let is_elsewhere = clients.get(&key).is_some_and(|client| {
+            client.connections > 0 && !Arc::ptr_eq(&client.server, &self.server)
+        });
+        if !is_elsewhere {
+            remember(&mut clients, key, &self.server);
+            lock(&self.keys).push(key);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.server.sessions.fetch_sub(1, Relaxed);
+        let mut clients = lock(&self.servers.clients);
+        for key in &*lock(&self.keys) {
+            if let Some(client) = clients.get_mut(key)
+                && Arc::ptr_eq(&client.server, &self.server)
+            {
+                client.connections = client.connections.saturating_sub(1);
+                client.last_seen = Instant::now();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn servers(names: &[&str]) -> Arc<Servers> {
+        let servers = Arc::new(Servers::default());
+        let addresses: Vec<_> = names.iter().map(|name| name.parse().unwrap()).collect();
+        servers.set(&addresses, None, |_, _| unreachable!("nothing is checked"));
+        servers
+    }
+
+    fn client(number: u8) -> ClientKey {
+        ClientKey::Guid([number; 16])
+    }
+
+    fn named(servers: &Servers, name: &str) -> Arc<Server> {
+        let list = lock(&servers.list);
+        let found = list.iter().find(|listed| listed.server.name == name);
+        found.unwrap().server.clone()
+    }
+
+    fn fail(server: &Server, check: &Check) {
+        for _ in 0..check.fall {
+            server.checked(check, Err("it did not answer".into()));
+        }
+    }
+
+    const LEAST: Balance = Balance::LeastConnections;
+
+    #[tokio::test]
+    async fn new_clients_are_shared_equally() {
+        for balance in [LEAST, Balance::RoundRobin] {
+            let servers = servers(&["a", "b", "c"]);
+            let seats: Vec<_> = (0..30)
+                .map(|number| servers.seat(balance, client(number), &[]).unwrap())
+                .collect();
+            for name in ["a", "b", "c"] {
+                let count = seats.iter().filter(|seat| seat.server.name == name).count();
+                assert_eq!(count, 10, "{balance:?} {name}");
+            }
+            drop(seats);
+            assert!(servers.status().iter().all(|status| status.sessions == 0));
+        }
+        // Short connections one after the other are shared too.
+        let servers = servers(&["a", "b"]);
+        let names: Vec<_> = (0..4)
+            .map(|number| {
+                servers
+                    .seat(LEAST, client(number), &[])
+                    .unwrap()
+                    .server
+                    .name
+                    .clone()
+            })
+            .collect();
+        assert_eq!(names, ["a", "b", "a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn all_connections_of_a_client_go_to_one_server() {
+        let servers = servers(&["a", "b"]);
+        let first = servers.seat(LEAST, client(1), &[]).unwrap();
+        for _ in 0..5 {
+            let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+            assert_eq!(seat.server.name, first.server.name);
+        }
+        let name = first.server.name.clone();
+        drop(first);
+        let _others: Vec<_> = (2..8)
+            .map(|number| servers.seat(LEAST, client(number), &[]))
+            .collect();
+        let again = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_eq!(again.server.name, name, "it finds its durable handles");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_fails_loses_its_clients() {
+        let servers = servers(&["a", "b"]);
+        let check = Check::default();
+        let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+        let a = seat.server.clone();
+        assert!(!a.checked(&check, Err("once".into())));
+        assert!(!a.checked(&check, Ok(())));
+        fail(&a, &check);
+        a.down().await;
+        let again = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_eq!(again.server.name, "b");
+        drop(seat);
+        fail(&named(&servers, "b"), &check);
+        assert!(!servers.is_any_up());
+        assert!(servers.seat(LEAST, client(2), &[]).is_none());
+        assert!(!a.checked(&check, Ok(())));
+        assert!(a.checked(&check, Ok(())));
+        assert!(servers.is_any_up());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_back_gets_clients_slowly() {
+        for balance in [LEAST, Balance::RoundRobin] {
+            let servers = servers(&["a", "b"]);
+            let check = Check::default();
+            let a = named(&servers, "a");
+            fail(&a, &check);
+            a.checked(&check, Ok(()));
+            a.checked(&check, Ok(()));
+            let mut seats = Vec::new();
+            let part = |seats: &mut Vec<Seat>| {
+                let from = seats.len();
+                for number in from..from + 100 {
+                    let key = client(u8::try_from(number).unwrap());
+                    seats.push(servers.seat(balance, key, &[]).unwrap());
+                }
+                seats[from..]
+                    .iter()
+                    .filter(|seat| seat.server.name == "a")
+                    .count()
+            };
+            let first = part(&mut seats);
+            assert!((1..=10).contains(&first), "{balance:?}: {first} of 100");
+            tokio::time::advance(Duration::from_secs(61)).await;
+            let later = part(&mut seats);
+            assert!(later >= 49, "{balance:?}: {later} of 100");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_drained_server_keeps_its_clients() {
+        let servers = servers(&["a", "b"]);
+        let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+        let name = seat.server.name.clone();
+        assert!(servers.set_drained(&name, true));
+        assert!(!servers.set_drained("nobody", true));
+        let channel = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_eq!(
+            channel.server.name, name,
+            "a channel of a session that is open"
+        );
+        for number in 2..6 {
+            let other = servers.seat(LEAST, client(number), &[]).unwrap();
+            assert_ne!(other.server.name, name);
+        }
+        drop((seat, channel));
+        let moved = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_ne!(moved.server.name, name);
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_server_does_not_answer_goes_to_the_next() {
+        let servers = servers(&["a", "b"]);
+        let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+        let failed = [seat.server.clone()];
+        drop(seat);
+        let next = servers.seat(LEAST, client(1), &failed).unwrap();
+        assert_ne!(next.server.name, failed[0].name);
+        let both = [failed[0].clone(), next.server.clone()];
+        assert!(servers.seat(LEAST, client(2), &both).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_reload_keeps_the_state_of_servers_that_stay() {
+        let servers = servers(&["a", "b"]);
+        fail(&named(&servers, "a"), &Check::default());
+        servers.set_drained("b", true);
+        let addresses = ["b", "a", "c"].map(|name| name.parse().unwrap());
+        servers.set(&addresses, None, |_, _| unreachable!());
+        let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_eq!(seat.server.name, "c");
+        servers.set(&addresses[..2], None, |_, _| unreachable!());
+        assert!(
+            servers.seat(LEAST, client(1), &[]).is_some(),
+            "its others go on"
+        );
+        assert!(servers.seat(LEAST, client(2), &[]).is_none());
+        assert_eq!(servers.status().len(), 2);
+    }
+
+    #[test]
+    fn few_clients_are_remembered() {
+        let servers = servers(&["a"]);
+        for number in 0..MAX_CLIENTS as u32 + 10 {
+            let address = IpAddr::from(number.to_be_bytes());
+            servers.seat(LEAST, ClientKey::Address(address), &[]);
+        }
+        let remembered = lock(&servers.clients).len();
+        assert!(
+            (MAX_CLIENTS / 2..=MAX_CLIENTS).contains(&remembered),
+            "{remembered}"
+        );
+    }
+
+    #[test]
+    fn a_client_that_begins_with_smb1_is_recognised_later() {
+        let servers = servers(&["a", "b"]);
+        let old = ClientKey::Address([10, 0, 0, 1].into());
+        let first = servers.seat(LEAST, old, &[]).unwrap();
+        first.add_key(client(1));
+        let channel = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert!(Arc::ptr_eq(&first.server, &channel.server));
+        drop((first, channel));
+        assert!(
+            lock(&servers.clients)
+                .values()
+                .all(|client| client.connections == 0)
+        );
+    }
+}

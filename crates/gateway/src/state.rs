@@ -1,0 +1,134 @@
+//! What others see of a session while it is open.
+
+use std::{
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::{
+    counters::{Carried, Traffic},
+    memory::Holding,
+};
+
+/// The part of a session that others see.
+#[derive(Debug)]
+pub(super) struct SessionState {
+    pub(super) id: u64,
+    /// When the client connected.
+    pub(super) since: Instant,
+    /// The time that the client took to connect and negotiate SMB Direct.
+    pub(super) negotiated: Duration,
+    pub(super) traffic: Traffic,
+    peers: Mutex<Peers>,
+    holding: OnceLock<[Holding; 2]>,
+    is_ending: watch::Sender<bool>,
+}
+
+#[derive(Clone, Debug)]
+struct Peers {
+    client: SocketAddr,
+    server: Option<String>,
+    upstream: Option<SocketAddr>,
+    connected: Duration,
+}
+
+/// A session that is open.
+#[derive(Clone, Debug, Serialize)]
+pub struct SessionStatus {
+    /// The number of the session, from 1.
+    pub id: u64,
+    /// The client.
+    pub client: SocketAddr,
+    /// The server, as the settings name it; `None` before one was chosen.
+    pub server: Option<String>,
+    /// The address of the server; `None` before it is connected.
+    pub upstream: Option<SocketAddr>,
+    /// Time since the client connected.
+    pub seconds: f64,
+    /// Bytes of requests and answers in flight that the session holds.
+    pub memory_bytes: u64,
+    /// The traffic so far.
+    #[serde(flatten)]
+    pub carried: Carried,
+}
+
+impl SessionState {
+    pub(super) fn new(id: u64, client: SocketAddr, since: Instant) -> Self {
+        let peers = Peers {
+            client,
+            server: None,
+            upstream: None,
+            connected: Duration::ZERO,
+        };
+        Self {
+            id,
+            since,
+            negotiated: since.elapsed(),
+            traffic: Traffic::default(),
+            peers: Mutex::new(peers),
+            holding: OnceLock::new(),
+            is_ending: watch::Sender::new(false),
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the address of the client.
+    pub(super) fn client(&self) -> SocketAddr {
+        self.peers().client
+    }
+
+    pub(super) fn set_client(&self, client: SocketAddr) {
+        self.peers().client = client;
+    }
+
+    /// Returns the server, and the time that connecting to it took.
+    pub(super) fn server(&self) -> (Option<String>, Duration) {
+        let peers = self.peers();
+        (peers.server.clone(), peers.connected)
+    }
+
+    pub(super) fn set_server(&self, server: &str, upstream: SocketAddr, connected: Duration) {
+        let mut peers = self.peers();
+        peers.server = Some(server.to_owned());
+        peers.upstream = Some(upstream);
+        peers.connected = connected;
+    }
+
+    pub(super) fn set_holding(&self, holding: [Holding; 2]) {
+        // A session sets it once.
+        let _ = self.holding.set(holding);
+    }
+
+    /// Ends the session.
+    pub(super) fn end(&self) {
+        self.is_ending.send_replace(true);
+    }
+
+    /// Waits until another task ends the session.
+    pub(super) async fn ended(&self) {
+        let mut is_ending = self.is_ending.subscribe();
+        // The sender lives as long as this value.
+        let _ = is_ending.wait_for(|&is_ending| is_ending).await;
+    }
+
+    pub(super) fn status(&self) -> SessionStatus {
+        let peers = self.peers().clone();
+        let held = self.holding.get().into_iter().flatten();
+        SessionStatus {
+            id: self.id,
+            client: peers.client,
+            server: peers.server,
+            upstream: peers.upstream,
+            seconds: self.since.elapsed().as_secs_f64(),
+            memory_bytes: held.map(Holding::bytes).sum(),
+            carried: self.traffic.carried(),
+        }
+    }
+}
