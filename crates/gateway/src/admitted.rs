@@ -16,6 +16,7 @@ use super::{
     live::Live,
     peer::{Peer, Stop},
     phase::{Phase, Phases},
+    refused::Refused,
     service::Service,
     session::Session,
     state::SessionState,
@@ -59,7 +60,9 @@ impl Admitted {
         };
         let since = place.since;
         let begun = place.begin(&live, |id| SessionState::new(id, peer, since));
+        // Each end of a connection of the gateway to itself first records itself and then looks for the other.
         let state = match begun {
+            Ok(_) if service.is_itself(peer) => return service.turn_away(peer, &Refused::Itself),
             Ok(state) => state,
             Err(why) => return service.turn_away(peer, &why),
         };

@@ -62,9 +62,9 @@ impl Session {
     async fn take_proxy_header(&mut self, from_client: &mut Source) -> Result<(), Stop> {
         let named = self.in_time(from_client.proxy_header()).await?;
         if let Some(client) = named {
+            self.state.set_client(client);
             let admitted = self.place.of_client(&self.live, client.ip());
             admitted.map_err(Stop::NotAdmitted)?;
-            self.state.set_client(client);
         }
         Ok(())
     }

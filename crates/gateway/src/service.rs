@@ -177,12 +177,17 @@ impl Service {
 
     /// Returns a place for a client that connects, or turns it away.
     pub(super) fn admit(&self, peer: SocketAddr) -> Option<Place> {
-        let admitted = if lock(&self.outgoing).contains(&peer) {
+        let admitted = if self.is_itself(peer) {
             Err(Refused::Itself)
         } else {
             self.places.admit(&self.live(), peer)
         };
         admitted.map_err(|why| self.turn_away(peer, &why)).ok()
+    }
+
+    /// Returns whether `peer` is the address of this end of a connection to a server.
+    pub(super) fn is_itself(&self, peer: SocketAddr) -> bool {
+        lock(&self.outgoing).contains(&peer)
     }
 
     /// Records the address of this end of a connection to a server.

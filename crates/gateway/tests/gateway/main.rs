@@ -1,10 +1,13 @@
-//! Gateways in this process: the data of READ and WRITE in every combination, refused requests and hostile peers.
+//! Gateways in this process: the data of READ and WRITE in every combination, refused requests, hostile peers, who is
+//! admitted, and several servers.
 
+mod admission;
 mod hostile;
 mod pair;
 mod rdma;
 mod refused;
 mod server_rdma;
+mod servers;
 
 use std::{
     sync::{Arc, mpsc},
@@ -32,6 +35,7 @@ const MEMORY: u64 = 4 << 30;
 /// A gateway with a runtime of its own.
 struct Running {
     address: String,
+    service: Arc<Service>,
     events: mpsc::Receiver<Value>,
     end: oneshot::Sender<()>,
 }
@@ -69,34 +73,33 @@ fn echo(message_id: u64) -> Vec<u8> {
 impl Running {
     /// Starts a gateway to `upstream`.
     fn start(from: Kind, to: Kind, upstream: &str, memory: u64) -> Self {
+        let settings = settings(from, to, memory);
+        let live = live(&settings, &[upstream]);
+        Self::start_with(settings, live)
+    }
+
+    fn start_with(settings: Settings, live: Live) -> Self {
         let (events_in, events) = mpsc::channel();
         let (end, ended) = oneshot::channel();
-        let (address_in, address) = mpsc::channel();
-        let upstream: Address = upstream.parse().unwrap();
+        let (started, starting) = mpsc::channel();
         thread::spawn(move || {
             let runtime = runtime::Runtime::new().unwrap();
             runtime.block_on(async {
                 let rdma = Rdma::new(RdmaSettings::default()).unwrap();
-                let settings = settings(from, to, memory);
                 let here = "127.0.0.1:0".parse().unwrap();
-                let listener = if from == SmbDirect {
+                let listener = if settings.from == Protocol::SmbDirect {
                     let mut listeners = rdma.listen_all(&here).await.unwrap();
                     ClientListener::SmbDirect(listeners.remove(0))
                 } else {
                     ClientListener::Tcp(TcpListener::bind("127.0.0.1:0").await.unwrap())
                 };
                 let address = listener.address().unwrap();
-                address_in.send(address.to_string()).unwrap();
-                let live = Live {
-                    max_connections: settings.affordable_connections().min(256),
-                    drain_timeout: Some(Duration::ZERO),
-                    ..Live::new(vec![upstream])
-                };
                 let report = move |event: &smbdirect_gateway::Event<'_>| {
                     // A test that has ended takes no more events.
                     let _ = events_in.send(serde_json::to_value(event).unwrap());
                 };
                 let service = Arc::new(Service::new(settings, live, rdma, vec![address], report));
+                started.send((address, service.clone())).unwrap();
                 let mut gateway = Gateway::new(service, [listener]);
                 tokio::select! {
                     served = gateway.serve() => match served.unwrap() {},
@@ -105,9 +108,10 @@ impl Running {
                 gateway.end(std::future::pending()).await;
             });
         });
-        let address = address.recv_timeout(EVENT_TIMEOUT).unwrap();
+        let (address, service) = starting.recv_timeout(EVENT_TIMEOUT).unwrap();
         Self {
-            address,
+            address: address.to_string(),
+            service,
             events,
             end,
         }
@@ -118,6 +122,16 @@ impl Running {
         self.end.send(()).unwrap();
         self.end = oneshot::channel().0;
         event(&mut self, "summary")
+    }
+}
+
+/// Returns the default settings of a gateway to these servers.
+fn live(settings: &Settings, servers: &[&str]) -> Live {
+    let servers: Vec<Address> = servers.iter().map(|text| text.parse().unwrap()).collect();
+    Live {
+        max_connections: settings.affordable_connections().min(256),
+        drain_timeout: Some(Duration::ZERO),
+        ..Live::new(servers)
     }
 }
 
