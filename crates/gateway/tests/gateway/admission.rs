@@ -106,7 +106,7 @@ async fn a_gateway_to_itself_makes_no_endless_chain() {
     for kind in [SmbDirect, Tcp] {
         let settings = settings(kind, kind, MEMORY);
         let nowhere = live(&settings, &["127.0.0.1:1"]);
-        let mut gateway = Running::start_with(settings.clone(), nowhere);
+        let gateway = Running::start_with(settings.clone(), nowhere);
         gateway
             .service
             .set_live(live(&settings, &[&gateway.address]));
