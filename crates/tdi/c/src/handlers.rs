@@ -443,3 +443,44 @@ unsafe fn returned_receive(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn plain(context: *mut c_void, status: NtStatus) -> NtStatus {
+        // SAFETY: the context is the vector of the test.
+        unsafe { &mut *context.cast::<Vec<(NtStatus, bool)>>() }.push((status, false));
+        0
+    }
+
+    unsafe extern "C" fn extended(
+        context: *mut c_void,
+        status: NtStatus,
+        buffer: *mut c_void,
+    ) -> NtStatus {
+        assert!(buffer.is_null());
+        // SAFETY: as above.
+        unsafe { &mut *context.cast::<Vec<(NtStatus, bool)>>() }.push((status, true));
+        0
+    }
+
+    /// No provider loses its listener on demand, so the events are made here.
+    #[test]
+    fn errors_call_the_extended_handler_or_else_the_plain_one() {
+        let handlers = Handlers::default();
+        let mut seen: Vec<(NtStatus, bool)> = Vec::new();
+        let context = (&raw mut seen).cast();
+        handlers.error(Status::INSUFFICIENT_RESOURCES);
+        // SAFETY: the handlers have the types of their events.
+        unsafe { handlers.set(EVENT_ERROR, plain as *mut c_void, context) };
+        handlers.error(Status::INSUFFICIENT_RESOURCES);
+        // SAFETY: as above.
+        unsafe { handlers.set(EVENT_ERROR_EX, extended as *mut c_void, context) };
+        handlers.error(Status::LINK_FAILED);
+        handlers.remove_all();
+        handlers.error(Status::LINK_FAILED);
+        let resources = nt(Status::INSUFFICIENT_RESOURCES);
+        assert_eq!(seen, [(resources, false), (nt(Status::LINK_FAILED), true)]);
+    }
+}
