@@ -38,7 +38,7 @@ async fn one_address_cannot_take_all_places() {
     for from in [SmbDirect, Tcp] {
         let mut server = Server::bind(Tcp, patient()).await;
         let mut gateway = with(from, Tcp, &server, |live| {
-            live.max_connections_per_client = Some(2)
+            live.max_connections_per_client = Some(2);
         });
         // By SMB Direct these clients say nothing, and do not even negotiate.
         let _first = from_address("127.0.0.5", &gateway).await;
