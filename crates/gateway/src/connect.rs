@@ -109,7 +109,15 @@ impl Session {
             ClientAddress::Own | ClientAddress::Proxy => None,
         };
         let connected = self.service.connect(&seat.server.address, source).await;
-        let unreachable = |error: anyhow::Error| Stop::Unreachable(format!("{error:#}"));
+        let unreachable = |error: anyhow::Error| {
+            let way = source.map(|source| {
+                format!(
+                    "; its answers to {source} have to come back to this machine: docs/service.md has the `ip rule` and \
+                     `ip route` that --client-address transparent needs"
+                )
+            });
+            Stop::Unreachable(format!("{error:#}{}", way.unwrap_or_default()))
+        };
         let mut server = connected.map_err(unreachable)?;
         server.prepare(Side::Server, &settings.config)?;
         if settings.client_address == ClientAddress::Proxy {
