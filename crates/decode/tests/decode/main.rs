@@ -4,6 +4,7 @@
 mod broken;
 mod captures;
 mod explain;
+mod extract;
 mod formats;
 mod roce;
 mod strays;
