@@ -1,6 +1,9 @@
-//! Arbitrary captures, read as `smbdirect decode` reads them: no panic, and consistent events.
+//! Arbitrary captures, read as `smbdirect decode` reads them: no panic, consistent events, times that add up, and
+//! files that stay within their folder.
 
-use smbdirect_decode::{Event, EventKind, Packets, Streams, rule_text};
+use std::path::Component;
+
+use smbdirect_decode::{Event, EventKind, Explain, Extract, Packets, Streams, rule_text};
 
 /// Reads `data` as a capture.
 pub fn decode(data: &[u8]) {
@@ -18,6 +21,35 @@ pub fn decode(data: &[u8]) {
     // The transferred and the missing bytes fit into the sequence numbers.
     let connected = streams.counts().tcp + streams.counts().roce.packets;
     assert!(connected > 0 || checks.streams == 0);
+    explain(data);
+}
+
+/// Explains `data`, and extracts its files.
+fn explain(data: &[u8]) {
+    let Ok(mut packets) = Packets::new(data) else {
+        return;
+    };
+    let mut explain = Explain::new(&[9], &[]);
+    let mut extract = Extract::new(&[9], &[]);
+    let mut sink = |path: &std::path::Path, _: u64, _: &[u8]| {
+        let mut parts = path.components();
+        assert!(
+            parts.all(|part| matches!(part, Component::Normal(_))),
+            "{path:?}"
+        );
+    };
+    while let Ok(Some(packet)) = packets.next_packet() {
+        explain.packet(&packet);
+        extract.packet(&packet, &mut sink);
+    }
+    for connection in explain.finish().connections {
+        let sum: f64 = connection.phases.iter().map(|phase| phase.seconds).sum();
+        assert!(
+            (sum - connection.seconds).abs() <= connection.seconds * 0.01,
+            "{connection:?}"
+        );
+    }
+    extract.finish(&mut sink);
 }
 
 #[derive(Default)]

@@ -206,7 +206,7 @@ impl Connection {
             assembly: Assembly::new(Detail::Heads),
             operations: Operations::default(),
             path: Path::default(),
-            timeline: Timeline::default(),
+            timeline: Timeline::new(from_start),
             last: first,
             fewest_send_credits: [None; 2],
             had_credits: [None; 2],

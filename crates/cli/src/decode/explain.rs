@@ -17,7 +17,17 @@ const MIN_SHARE: f64 = 0.005;
 
 /// Prints an explanation.
 pub(super) fn text(report: &Report, explanation: &Explanation) {
-    verdict(report, &explanation.verdict);
+    let has_requests = explanation
+        .connections
+        .iter()
+        .any(|connection| !connection.requests.is_empty());
+    if has_requests {
+        verdict(report, &explanation.verdict);
+    } else {
+        report.line(
+            "No SMB2 request and response is in the capture, so nothing can be said about them.",
+        );
+    }
     let mains = &explanation.verdict.streams;
     let (main, other): (Vec<_>, Vec<_>) = explanation
         .connections
@@ -58,7 +68,7 @@ fn verdict(report: &Report, verdict: &Verdict) {
         Limit::Wire => {
             "the path, or the processors that fill it: bytes were on the wire, or data was being placed"
         }
-        Limit::Server => "the server, which answers as fast as one that has the data in memory",
+        Limit::Server => "the server, which is not slower than one with a fast disk",
         Limit::Client => "the client, which asks for nothing",
     };
     if verdict.causes.is_empty() {

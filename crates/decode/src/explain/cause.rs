@@ -8,6 +8,8 @@ use serde::Serialize;
 pub enum Phase {
     /// Nothing was outstanding for a second or more.
     Idle,
+    /// The client connected and logged in.
+    Setup,
     /// Nothing was outstanding: the client did not ask.
     Think,
     /// The client had too few SMB2 credits for another request.
@@ -36,8 +38,9 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order in which they are shown.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Idle,
+        Self::Setup,
         Self::Think,
         Self::Smb2Credits,
         Self::SendCredits,
@@ -56,6 +59,7 @@ impl Phase {
     pub const fn words(self) -> &'static str {
         match self {
             Self::Idle => "idle for a second or more",
+            Self::Setup => "connecting and logging in",
             Self::Think => "the client asks for nothing",
             Self::Smb2Credits => "waiting for SMB2 credits",
             Self::SendCredits => "waiting for SMB Direct send credits",
@@ -156,7 +160,7 @@ impl Cause {
             Self::MtuBlackHole => {
                 "Large packets never arrive: a link of the path has a smaller MTU and does not say so."
             }
-            Self::SlowServer => "The server takes longer than one that has the data in memory.",
+            Self::SlowServer => "The server takes longer than one with a fast disk.",
             Self::BusyClient => "The client pauses within messages: its processor is busy.",
             Self::BusyServer => "The server pauses within messages: its processor is busy.",
             Self::DelayedAcknowledgement => {

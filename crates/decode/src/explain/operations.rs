@@ -29,6 +29,8 @@ pub(super) struct Operations {
     smb2_charge: i64,
     /// The fewest SMB2 credits that the client has held after a request.
     pub(super) smb2_lowest: Option<i64>,
+    /// Whether the client has logged in.
+    is_ready: bool,
     /// The session of the last message that names one.
     pub(super) session: u64,
     pub(super) kinds: HashMap<(Kind, SizeClass), Sums>,
@@ -87,6 +89,8 @@ const MAX_OUTSTANDING: usize = 1 << 16;
 const RDMA_BYTES: u32 = 4096;
 /// CHANGE_NOTIFY waits for something to happen, so nobody waits for it.
 const CHANGE_NOTIFY: Command = Command(0x000f);
+/// The last command of a login; those before it have lower numbers.
+const TREE_CONNECT: Command = Command(0x0003);
 
 impl Operations {
     /// Takes a message of the client or the server.
@@ -174,7 +178,13 @@ impl Operations {
             *last = nanos(at).max(*last);
         }
         if operation.moving == 0 && operation.stage == Stage::Data {
-            operation.moves(id, Stage::Server, at, marks);
+            let is_whole = operation.rdma_bytes >= u64::from(operation.tag.size);
+            let stage = if is_whole {
+                Stage::Server
+            } else {
+                Stage::Between
+            };
+            operation.moves(id, stage, at, marks);
         }
     }
 
@@ -203,7 +213,13 @@ impl Operations {
             if header.command == CHANGE_NOTIFY {
                 return;
             }
-            self.smb2_charge = charge;
+            if operation_moves_data(&header) {
+                self.smb2_charge = charge;
+            }
+            if !self.is_ready && header.command.0 > TREE_CONNECT.0 {
+                self.is_ready = true;
+                marks(message.began, What::Ready);
+            }
         }
         let (Some(id), Some(operation)) = (first, found) else {
             return;
@@ -274,11 +290,15 @@ impl Operations {
         sums.requests += 1;
         sums.bytes += u64::from(operation.tag.size);
         sums.rdma_bytes += operation.rdma_bytes;
-        sums.request += operation.asked.saturating_sub(operation.began);
-        sums.server_before += data_began.saturating_sub(operation.asked);
-        sums.data += data_ended.saturating_sub(data_began);
-        sums.server_after += responded.saturating_sub(data_ended);
-        sums.response += ended.saturating_sub(responded);
+        // The times of a capture can be anything.
+        let add = |sum: &mut u64, from: u64, to: u64| {
+            *sum = sum.saturating_add(to.saturating_sub(from));
+        };
+        add(&mut sums.request, operation.began, operation.asked);
+        add(&mut sums.server_before, operation.asked, data_began);
+        add(&mut sums.data, data_began, data_ended);
+        add(&mut sums.server_after, data_ended, responded);
+        add(&mut sums.response, responded, ended);
         if let Some(reason) = operation.reason {
             let counts = self.in_messages.entry(reason).or_default();
             counts.requests += 1;
@@ -295,6 +315,10 @@ impl Operations {
         *number += 1;
         let id = SEALED | *number;
         if message.from_client {
+            if !self.is_ready {
+                self.is_ready = true;
+                marks(message.began, What::Ready);
+            }
             let is_data = size >= RDMA_BYTES;
             let operation = Operation {
                 kind: Kind::Encrypted,
@@ -358,6 +382,10 @@ impl Operation {
         };
         marks(at, what);
     }
+}
+
+const fn operation_moves_data(header: &Header) -> bool {
+    matches!(header.command, Command::READ | Command::WRITE)
 }
 
 /// Returns what an element of a request asks for.

@@ -1,5 +1,7 @@
 //! What the packets of a connection say about its path: round trips, losses, and closed windows.
 
+use std::time::Duration;
+
 use smbdirect::rdma::roce::{
     Psn,
     packet::{Opcode, Syndrome},
@@ -38,8 +40,8 @@ struct EndOfRoce {
     highest: Option<Psn>,
     /// The time of the last packet that was not sent again.
     last_new: u64,
-    /// The time of a NAK of the peer since then.
-    nak: Option<u64>,
+    /// The packet that the peer lacks, and the time of its NAK, until that packet was sent again.
+    nak: Option<(Psn, u64)>,
     /// A request whose acknowledgement is waited for, and its time.
     probe: Option<(Psn, u64)>,
     loss: Option<RoceLoss>,
@@ -63,6 +65,8 @@ pub(super) struct Signs {
 
 /// If the first packet of a loss was sent again this often, no copy of it arrives.
 const BLACK_HOLE_ATTEMPTS: u32 = 3;
+/// A sender has sent a packet again so often after this time: after 0.2 s, 0.4 s and 0.8 s, and a round trip.
+const BLACK_HOLE_TIME: u64 = 1_500_000_000;
 /// A smaller packet passes every link.
 const BLACK_HOLE_BYTES: u32 = 1000;
 
@@ -89,9 +93,10 @@ impl Path {
             EventKind::Packet(packet) if packet.repeated != Repeated::CapturedAgain => {
                 self.roce(packet, by_client, (now, event.position.frame), signs);
             }
-            EventKind::Nak { .. } => {
+            EventKind::Nak { psn, .. } => {
                 self.report.naks += 1;
-                self.ends[usize::from(by_client)].nak.get_or_insert(now);
+                let end = &mut self.ends[usize::from(by_client)];
+                end.nak.get_or_insert((*psn, now));
             }
             EventKind::RnrNak { .. } => self.report.rnr_naks += 1,
             _ => {}
@@ -129,6 +134,9 @@ impl Path {
         if let Some(recovery) = packet.recovery {
             self.recovery(&recovery, packet.length, now, signs);
         }
+        if let Some(since) = packet.lacks_since {
+            self.lacks(since, now);
+        }
         let were_closed = self.closed.contains(&true);
         if has_data {
             self.closed[usize::from(by_client)] = packet.window_full;
@@ -152,6 +160,14 @@ impl Path {
             loss(since, now, recovery.attempts, length, signs);
         } else {
             self.recovery = Some((since, recovery.attempts, length));
+        }
+    }
+
+    /// A receiver lacks bytes. If that lasts, no copy of them arrives.
+    fn lacks(&mut self, since: Duration, now: u64) {
+        let since = u64::try_from(since.as_nanos()).unwrap_or(now);
+        if now.saturating_sub(since) >= BLACK_HOLE_TIME && self.recovery.is_none() {
+            self.recovery = Some((since, BLACK_HOLE_ATTEMPTS, BLACK_HOLE_BYTES));
         }
     }
 
@@ -223,7 +239,11 @@ impl Path {
         if end.highest.is_none_or(|highest| psn.distance(highest) > 0) {
             end.highest = Some(psn);
         }
-        (end.last_new, end.nak) = (now, None);
+        // The capture can be where the first copy of the packet did not arrive.
+        if let Some((_, since)) = end.nak.take_if(|&mut (lacks, _)| lacks == psn) {
+            loss(since, now, 1, 0, signs);
+        }
+        end.last_new = now;
         if packet.bth.ack_request && opcode != Opcode::ReadRequest {
             end.probe.get_or_insert((psn, now));
         }
@@ -256,7 +276,8 @@ impl Path {
 impl EndOfRoce {
     fn send_again(&mut self, psn: Psn, length: u32, now: u64) {
         self.probe = None;
-        let since = self.nak.unwrap_or(self.last_new).min(now);
+        let nak = self.nak.take().map(|(_, since)| since);
+        let since = nak.unwrap_or(self.last_new).min(now);
         let until = self.highest.unwrap_or(psn);
         let loss = self.loss.get_or_insert(RoceLoss {
             since,

@@ -29,6 +29,8 @@ pub(super) enum What {
         has_data: bool,
         acknowledges: bool,
     },
+    /// The client has logged in.
+    Ready,
     /// The first byte of a request.
     Began(Tag),
     /// A request is in another stage.
@@ -57,6 +59,8 @@ pub(super) enum Stage {
     Server,
     Data,
     Response,
+    /// Between two RDMA operations of the request.
+    Between,
     Done,
 }
 
@@ -91,6 +95,7 @@ pub(super) struct Timeline {
     marks: Vec<Mark>,
     now: u64,
     frame: u64,
+    is_in_setup: bool,
     state: State,
     pub(super) account: Account,
 }
@@ -99,14 +104,14 @@ pub(super) struct Timeline {
 struct State {
     outstanding: i32,
     /// Requests in each stage before `Done`.
-    stages: [i32; 4],
+    stages: [i32; 5],
     /// Outstanding requests of each sort.
     signed: i32,
     encrypted: i32,
     threshold: i32,
     metadata: i32,
     small: i32,
-    /// The nanoseconds that a good server needs for all requests.
+    /// The nanoseconds that a server needs for all requests if it is not slow.
     work: u64,
     /// The time when the server had each request, and its number.
     asked: BTreeSet<(u64, u64)>,
@@ -136,14 +141,24 @@ const DELAYED_ACKNOWLEDGEMENT: u64 = 30_000_000;
 const QUICK_THOUGHT: u64 = 100_000;
 /// A longer pause between requests is not a slow copy, but no copy.
 const IDLE: u64 = 1_000_000_000;
-/// A server that has the data in memory answers within this time, and moves a byte in each nanosecond.
-const QUICK_ANSWER: u64 = 500_000;
+/// A server that is not slow answers within this time, and a byte more in each [`QUICK_BYTE`], as one with a SATA SSD
+/// does.
+const QUICK_ANSWER: u64 = 1_000_000;
+const QUICK_BYTE: u64 = 2;
 /// Requests for fewer bytes cost more than their data.
 const SMALL_BYTES: u32 = 32 << 10;
 /// Processors move signed data, or data in messages, with at least 250 MB/s, in nanoseconds a byte.
 const MESSAGE_BYTE: u64 = 4;
 
 impl Timeline {
+    /// Creates the timeline of a connection. Its beginning is setup, if the capture has it.
+    pub(super) fn new(is_in_setup: bool) -> Self {
+        Self {
+            is_in_setup,
+            ..Self::default()
+        }
+    }
+
     /// Adds what happened. Settles old marks if there are too many.
     pub(super) fn push(&mut self, mark: Mark, round_trips: RoundTrips) {
         self.marks.push(mark);
@@ -186,6 +201,9 @@ impl Timeline {
             self.now = mark.time;
         }
         self.frame = mark.frame;
+        if matches!(mark.what, What::Ready) {
+            self.is_in_setup = false;
+        }
         if self.state.apply(mark) {
             self.end_thought();
         }
@@ -194,7 +212,9 @@ impl Timeline {
     /// Attributes the time from now to the next mark.
     fn attribute(&mut self, next: &Mark, round_trips: RoundTrips) {
         let state = &self.state;
-        if state.losses > 0 {
+        if self.is_in_setup {
+            self.add(Phase::Setup, None, next.time, next.frame);
+        } else if state.losses > 0 {
             let cause = if state.black_holes > 0 {
                 Cause::MtuBlackHole
             } else {
@@ -332,6 +352,12 @@ impl Timeline {
             );
             return;
         }
+        let is_between = state.stages[Stage::Between as usize] > 0;
+        if is_between && next.time - self.now <= LONG_PAUSE {
+            let cause = state.usual_cause(Phase::Data);
+            self.add(Phase::Data, cause, next.time, next.frame);
+            return;
+        }
         let asked = state.asked.first().map_or(self.now, |&(asked, _)| asked);
         let path = asked.saturating_add(round_trips.server);
         let quick = path.saturating_add(state.work);
@@ -358,7 +384,7 @@ impl State {
     /// Takes what happened. Returns whether the client asks for something again.
     fn apply(&mut self, mark: &Mark) -> bool {
         match mark.what {
-            What::Packet { .. } => {}
+            What::Packet { .. } | What::Ready => {}
             What::Began(tag) => {
                 let asks_again = self.outstanding <= 0;
                 self.outstanding += 1;
@@ -454,8 +480,11 @@ impl State {
     /// Returns whether the client has too few SMB2 credits for a request like the last. Clients keep up to two
     /// for an ECHO and the acknowledgement of a lease break.
     fn lacks_smb2_credits(&self) -> bool {
-        self.smb2_held
-            .is_some_and(|held| held < self.smb2_charge + 2)
+        let moves_data = self.last.is_some_and(|tag| tag.sort != Sort::Metadata);
+        moves_data
+            && self
+                .smb2_held
+                .is_some_and(|held| held < self.smb2_charge + 2)
     }
 
     /// Returns the time that a client needs for its next request, which includes checking a signature or
@@ -515,11 +544,11 @@ impl State {
     }
 }
 
-/// Returns the time that a good server needs for a request, in nanoseconds.
+/// Returns the nanoseconds that a server needs for a request if it is not slow.
 fn work(tag: Tag) -> u64 {
     let size = u64::from(tag.size);
     match tag.sort {
         Sort::InMessages(_) => QUICK_ANSWER + size * MESSAGE_BYTE,
-        Sort::Data | Sort::Metadata => QUICK_ANSWER + size,
+        Sort::Data | Sort::Metadata => QUICK_ANSWER + size * QUICK_BYTE,
     }
 }

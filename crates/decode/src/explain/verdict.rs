@@ -28,16 +28,19 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
     let streams = main_streams(connections);
     let mains = || streams.iter().map(|stream| &connections[stream]);
     let accounts = || mains().map(|connection| &connection.timeline.account);
-    let idle: u64 = accounts()
-        .map(|account| account.phases[Phase::Idle as usize])
-        .sum();
-    let all: u64 = accounts().map(super::account::Account::total).sum();
-    let active = (all - idle).max(1) as f64;
+    let of = |phase: Phase| accounts().map(move |account| account.phases[phase as usize]);
+    let idle = of(Phase::Idle)
+        .chain(of(Phase::Setup))
+        .fold(0, u64::saturating_add);
+    let all = accounts()
+        .map(super::account::Account::total)
+        .fold(0, u64::saturating_add);
+    let active = all.saturating_sub(idle).max(1) as f64;
     let mut totals: HashMap<Cause, (u64, Vec<(u32, Interval)>)> = HashMap::new();
     for &stream in &streams {
         for (cause, total) in causes(&connections[&stream]) {
             let (time, evidence) = totals.entry(cause).or_default();
-            *time += total.time;
+            *time = total.time.saturating_add(*time);
             evidence.extend(total.longest.into_iter().map(|interval| (stream, interval)));
         }
     }
@@ -51,9 +54,9 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
         let usual = |phase: &Phase| {
             accounts()
                 .map(|account| account.usual[*phase as usize])
-                .sum::<u64>()
+                .fold(0, u64::saturating_add)
         };
-        phases.iter().map(usual).sum()
+        phases.iter().map(usual).fold(0, u64::saturating_add)
     };
     let wire = of_phases(&[Phase::Request, Phase::Data, Phase::Response, Phase::Path]);
     let server = of_phases(&[Phase::Server]);
@@ -78,11 +81,11 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
         }
     });
     Verdict {
-        seconds: seconds(all - idle),
+        seconds: seconds(all.saturating_sub(idle)),
         bytes: mains().map(Connection::bytes).sum(),
         causes: causes.collect(),
         limit,
-        limit_share: (wire + server) as f64 / active,
+        limit_share: (wire as f64 + server as f64) / active,
         streams,
     }
 }
@@ -196,7 +199,8 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
         ),
         Cause::SlowServer | Cause::BusyServer => {
             let all = sums(connections, |_| true);
-            let mean = (all.server_before + all.server_after) as f64 / all.requests.max(1) as f64;
+            let mean =
+                (all.server_before as f64 + all.server_after as f64) / all.requests.max(1) as f64;
             format!("{:.2} ms in the server for each request", mean / 1e6)
         }
         Cause::Window => format!(
@@ -216,7 +220,9 @@ fn outstanding(connections: &[&Connection]) -> String {
             .map(|connection| &connection.timeline.account)
     };
     let sum: f64 = accounts().map(|account| account.outstanding).sum();
-    let time: u64 = accounts().map(|account| account.outstanding_time).sum();
+    let time = accounts()
+        .map(|account| account.outstanding_time)
+        .fold(0, u64::saturating_add);
     let most = accounts().map(|account| account.most_outstanding).max();
     format!(
         "{:.1} requests outstanding on average, at most {}",
@@ -249,8 +255,8 @@ fn sums(connections: &[&Connection], wanted: impl Fn(Kind) -> bool) -> Sums {
     for (_, sums) in kinds.filter(|((kind, _), _)| wanted(*kind)) {
         all.requests += sums.requests;
         all.bytes += sums.bytes;
-        all.server_before += sums.server_before;
-        all.server_after += sums.server_after;
+        all.server_before = all.server_before.saturating_add(sums.server_before);
+        all.server_after = all.server_after.saturating_add(sums.server_after);
     }
     all
 }

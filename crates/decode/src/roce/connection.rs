@@ -7,7 +7,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use smbdirect::rdma::roce::{
     Psn,
     cm::Message,
-    packet::{DecodeError, NakCode, Opcode, Syndrome},
+    packet::{NakCode, Opcode, Syndrome},
 };
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
         smb::{Send, SmbDirect},
         tcp::Position,
     },
-    datagram::{Packet, Recent, Undecoded},
+    datagram::{Packet, Recent, Undecoded, rule},
     order::Requests,
     reads::{Read, Reads, Response, response_packets},
 };
@@ -690,17 +690,5 @@ impl Connection {
             }
         };
         event(number, kind, broken, extra);
-    }
-}
-
-/// Returns the rule that an undecodable packet breaks.
-const fn rule(error: DecodeError) -> Option<&'static str> {
-    match error {
-        DecodeError::TooShort { .. } => Some("ROCE-9.2.1-03"),
-        DecodeError::Unaligned { .. } => Some("ROCE-9.2.1-04"),
-        DecodeError::Version(_) => Some("ROCE-9.2.1-02"),
-        DecodeError::Syndrome(_) => Some("ROCE-9.7.5-01"),
-        // Later versions of the specification define more opcodes.
-        DecodeError::Opcode(_) => None,
     }
 }

@@ -143,6 +143,18 @@ impl Packet {
     }
 }
 
+/// Returns the rule that an undecodable packet breaks.
+pub(super) const fn rule(error: DecodeError) -> Option<&'static str> {
+    match error {
+        DecodeError::TooShort { .. } => Some("ROCE-9.2.1-03"),
+        DecodeError::Unaligned { .. } => Some("ROCE-9.2.1-04"),
+        DecodeError::Version(_) => Some("ROCE-9.2.1-02"),
+        DecodeError::Syndrome(_) => Some("ROCE-9.7.5-01"),
+        // Later versions of the specification define more opcodes.
+        DecodeError::Opcode(_) => None,
+    }
+}
+
 /// Returns whether the payload is examined.
 const fn has_content(opcode: Opcode) -> bool {
     matches!(

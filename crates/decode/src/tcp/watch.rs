@@ -30,6 +30,8 @@ pub struct TcpPacket {
     pub sent_again: bool,
     /// The recovery from a loss that it is part of, or ends.
     pub recovery: Option<Recovery>,
+    /// The time, since 1970, since when its sender lacks bytes before those that it got.
+    pub lacks_since: Option<Duration>,
     /// Whether the network made another copy of it, which says nothing.
     pub is_copy: bool,
 }
@@ -176,6 +178,7 @@ impl Direction {
             self.first_duplicate.get_or_insert(now);
         }
         self.hole = self.hole.filter(|&(end, _)| distance(number, end) < 0);
+        packet.lacks_since = self.hole.map(|(_, since)| since);
         if let Some((end, sent)) = self.probe
             && distance(number, end) >= 0
         {
