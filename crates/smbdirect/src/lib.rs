@@ -236,9 +236,6 @@ pub use incoming::{AcceptError, Incoming, IncomingListener};
 #[cfg(feature = "tokio")]
 pub use listener::Listener;
 #[cfg(feature = "tokio")]
-#[doc(no_inline)]
-pub use rdma::iwarp::IwarpTuning;
-#[cfg(feature = "tokio")]
 #[doc(inline)]
 pub use rdma::{
     iwarp::{Iwarp, IwarpConfig},

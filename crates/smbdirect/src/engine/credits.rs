@@ -20,10 +20,9 @@ pub struct Credits {
     pub send_credit_target: u16,
     /// ReceiveCredits: number of receives posted for Data Transfer messages of the peer.
     pub receive_credits: u16,
-    /// Number of posted receives that have been granted to the peer and are unused.
+    /// Number of posted receives that have been granted to the peer and are unused. The others, `receive_credits -
+    /// granted`, can still be granted.
     pub granted: u16,
-    /// Number of posted receives that have not been granted to the peer.
-    pub available: u16,
     /// ReceiveCreditTarget: number of credits that the peer requested last.
     pub receive_credit_target: u16,
     /// ReceiveCreditMax: largest number of credits that this end grants.
@@ -82,7 +81,6 @@ impl ReceiveCredits {
             send_credit_target,
             receive_credits: self.posted(),
             granted: self.granted,
-            available: self.available,
             receive_credit_target: self.target,
             receive_credit_max: self.max,
         }

@@ -18,8 +18,6 @@ const MIN_FRAGMENTED_SIZE: u32 = 131_072;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Negotiated {
-    /// Protocol: the version, 0x0100.
-    pub protocol: u16,
     /// MaxSendSize: largest single message that this end sends, in bytes with its header.
     pub max_send_size: u32,
     /// MaxReceiveSize: largest single message that this end receives, in bytes with its header.
@@ -85,7 +83,7 @@ pub(super) fn negotiate_response(
     NegotiateResponse {
         min_version: VERSION_1_0,
         max_version: VERSION_1_0,
-        negotiated_version: negotiated.protocol,
+        negotiated_version: VERSION_1_0,
         credits_requested: config.send_credit_target,
         credits_granted,
         status: Status::SUCCESS,
@@ -134,7 +132,6 @@ pub(super) fn receive_negotiate_request(
     //= SMBD-3.1.5.6-09
     Ok(Outcome {
         negotiated: Negotiated {
-            protocol: VERSION_1_0,
             max_send_size: config.max_send_size.min(request.max_receive_size),
             max_receive_size,
             max_fragmented_send_size: request.max_fragmented_size,
@@ -174,7 +171,6 @@ pub(super) fn receive_negotiate_response(
     //= SMBD-3.1.5.7-14
     Ok(Outcome {
         negotiated: Negotiated {
-            protocol: VERSION_1_0,
             max_send_size: config.max_send_size.min(response.max_receive_size),
             max_receive_size: config
                 .max_receive_size

@@ -41,8 +41,6 @@ pub struct Statistics {
     pub keepalives_received: u64,
     /// Times from sending a keepalive to the next message of the peer.
     pub keepalive_round_trips: RoundTrips,
-    /// Messages received whose payload overlaps the header, which is legal and unusual.
-    pub payloads_in_header: u64,
     /// Local tokens that the peer invalidated.
     pub tokens_invalidated: u64,
     /// Tokens of the peer that messages sent from here invalidate. Providers without Send with
@@ -91,7 +89,6 @@ impl AddAssign for Statistics {
             keepalives_sent,
             keepalives_received,
             keepalive_round_trips,
-            payloads_in_header,
             tokens_invalidated,
             invalidations_sent,
             reads,
@@ -121,7 +118,6 @@ impl AddAssign for Statistics {
         self.keepalives_sent += keepalives_sent;
         self.keepalives_received += keepalives_received;
         self.keepalive_round_trips += keepalive_round_trips;
-        self.payloads_in_header += payloads_in_header;
         self.tokens_invalidated += tokens_invalidated;
         self.invalidations_sent += invalidations_sent;
         self.reads += reads;
@@ -250,19 +246,18 @@ mod tests {
             keepalives_sent: 14 * unit,
             keepalives_received: 15 * unit,
             keepalive_round_trips,
-            payloads_in_header: 16 * unit,
-            tokens_invalidated: 17 * unit,
-            invalidations_sent: 18 * unit,
-            reads: 19 * unit,
-            writes: 20 * unit,
-            bytes_read: 21 * unit,
-            bytes_written: 22 * unit,
-            wire_bytes_sent: 23 * unit,
-            wire_bytes_received: 24 * unit,
-            registrations: 25 * unit,
-            receives_outstanding: 26 * unit,
-            work_outstanding: 27 * unit,
-            regions: 28 * unit,
+            tokens_invalidated: 16 * unit,
+            invalidations_sent: 17 * unit,
+            reads: 18 * unit,
+            writes: 19 * unit,
+            bytes_read: 20 * unit,
+            bytes_written: 21 * unit,
+            wire_bytes_sent: 22 * unit,
+            wire_bytes_received: 23 * unit,
+            registrations: 24 * unit,
+            receives_outstanding: 25 * unit,
+            work_outstanding: 26 * unit,
+            regions: 27 * unit,
         }
     }
 }

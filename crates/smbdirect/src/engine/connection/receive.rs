@@ -159,9 +159,6 @@ impl Connection {
         } else {
             statistics.empty_received += 1;
         }
-        // Every aligned offset below 24 is inside the header.
-        let overlaps = header.data_length > 0 && header.data_offset < DataTransfer::PAYLOAD_OFFSET;
-        statistics.payloads_in_header += u64::from(overlaps);
         statistics.bytes_received += u64::from(header.data_length);
         statistics.credits_received += u64::from(header.credits_granted);
         statistics.keepalives_received += u64::from(asks);

@@ -57,7 +57,10 @@ fn the_initiator_posts_receives_before_it_is_established() {
     assert_eq!(bench.work(), [Did::Receives(6, 1024)]);
     assert_eq!(bench.story(), ["negotiated"]);
     let held = bench.engine.credits();
-    assert_eq!((held.send_credits, held.available, held.granted), (4, 6, 0));
+    assert_eq!(
+        (held.send_credits, held.receive_credits, held.granted),
+        (4, 6, 0)
+    );
     assert!(bench.engine.is_ready());
 }
 

@@ -30,13 +30,13 @@ fn a_message_uses_a_credit_and_carries_all_available_grants() {
     }
     assert_eq!(bench.sent(), [], "no message of its own for four of ten");
     let before = bench.engine.credits();
-    assert_eq!((before.available, before.granted), (4, 6));
+    assert_eq!((before.receive_credits, before.granted), (10, 6));
     bench.send(1, 5);
     bench.send(2, 5);
     assert_eq!(bench.grants(), [4, 0]);
     let after = bench.engine.credits();
     assert_eq!(after.send_credits, before.send_credits - 2);
-    assert_eq!((after.available, after.granted), (0, 10));
+    assert_eq!((after.receive_credits, after.granted), (10, 10));
 }
 
 /// The wording of 2014 adds grants to the blocked message, and the current wording sets them when the message is
@@ -60,7 +60,7 @@ fn a_blocked_message_carries_the_grants_that_accumulated() {
         bench.hear(grant(5));
         assert_eq!(bench.grants(), [5, 0]);
         let held = bench.engine.credits();
-        assert_eq!((held.available, held.granted), (0, 10));
+        assert_eq!((held.receive_credits, held.granted), (10, 10));
     }
 }
 

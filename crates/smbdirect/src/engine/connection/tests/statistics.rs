@@ -69,28 +69,6 @@ fn an_acceptor_counts_the_credits_of_its_response() {
 }
 
 #[test]
-fn a_payload_in_the_header_is_counted() {
-    for (data_offset, data_length, counted) in
-        [(0, 0, 0), (0, 1, 1), (8, 12, 1), (16, 4, 1), (24, 1, 0)]
-    {
-        let mut bench = Bench::settled(credits(10, 10), 10, 10);
-        let header = DataTransfer {
-            data_offset,
-            data_length,
-            ..grant(0)
-        };
-        // The header is built by hand, because the encoder refuses this offset.
-        let mut bytes = encoded(|out| grant(0).encode(out));
-        bytes[12..16].copy_from_slice(&header.data_offset.to_le_bytes());
-        bytes[16..20].copy_from_slice(&header.data_length.to_le_bytes());
-        bytes.resize(32, 0);
-        bench.hear_bytes(bytes);
-        let statistics = bench.engine.statistics();
-        assert_eq!(statistics.payloads_in_header, counted, "{data_offset}");
-    }
-}
-
-#[test]
 fn reads_and_writes_are_counted_by_their_operations() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
     bench.engine.limits.max_transfer = 600;
