@@ -1,0 +1,123 @@
+//! Receiving messages, whole or in parts.
+
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use super::Connection;
+use crate::{
+    driver::{Condition, State},
+    engine::{ConnectionError, Message},
+    inbox::Segment,
+};
+
+impl Connection {
+    /// Receives the next message (3.1.5.8), with the token that it invalidated. Messages that arrived
+    /// before the connection ended are returned before its error.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::ConnectionError;
+    /// client.send("hello")?;
+    /// client.close().await?;
+    ///
+    /// assert_eq!(server.recv().await?.into_bytes(), "hello");
+    /// assert_eq!(server.recv().await.unwrap_err(), ConnectionError::Closed);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub async fn recv(&self) -> Result<Message, ConnectionError> {
+        self.shared()
+            .busy_wait(Condition::Message, take(State::take_message))
+            .await
+    }
+
+    /// Receives the part of the next message that has arrived, and waits only if no part of it has
+    /// arrived. Afterwards, [`recv`](Self::recv) returns the rest of that message.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
+        self.shared()
+            .busy_wait(Condition::Segment, take(State::take_segment))
+            .await
+    }
+
+    /// The poll function of [`recv_segment`](Self::recv_segment), for futures that are written by hand. The
+    /// connection keeps the waker until a segment arrives or the connection ends.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub fn poll_recv_segment(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Segment, ConnectionError>> {
+        let take = take(State::take_segment);
+        self.shared().busy_poll(context, Condition::Segment, take)
+    }
+
+    /// Receives up to `limit` messages that have arrived, and waits only if there is none. Appends them to
+    /// `messages` and returns their number, which is 0 only if `limit` is 0.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message, and leaves `messages` unchanged.
+    ///
+    /// # Errors
+    /// Returns why the connection is over, after all messages that arrived before its end were taken.
+    pub async fn recv_many(
+        &self,
+        messages: &mut Vec<Message>,
+        limit: usize,
+    ) -> Result<usize, ConnectionError> {
+        if limit == 0 {
+            return Ok(0);
+        }
+        let before = messages.len();
+        let take = take(|state| {
+            let arrived = std::iter::from_fn(|| state.take_message());
+            messages.extend(arrived.take(limit));
+            (messages.len() > before).then(|| messages.len() - before)
+        });
+        self.shared().busy_wait(Condition::Message, take).await
+    }
+
+    /// Sets how long [`recv`](Self::recv), [`recv_segment`](Self::recv_segment) and
+    /// [`recv_many`](Self::recv_many) poll for a message before they sleep. They may poll some
+    /// microseconds longer. The default is zero: they sleep immediately.
+    ///
+    /// A wake-up takes longer than many round trips, so polling shortens latency. It costs a core,
+    /// though: while a future polls, nothing else runs on its thread, and on a runtime with one thread
+    /// not even the connection's own task. A busy peer answers within some tens of microseconds.
+    pub fn set_busy_poll(&self, duration: Duration) {
+        self.shared().with(|state| state.set_busy_poll(duration));
+    }
+}
+
+/// Returns a function that takes a value from the inbox, or the reason if the connection is over.
+fn take<R>(
+    mut take: impl FnMut(&mut State) -> Option<R>,
+) -> impl FnMut(&mut State) -> Option<Result<R, ConnectionError>> {
+    move |state| {
+        if let Some(taken) = take(state) {
+            state.taken();
+            return Some(Ok(taken));
+        }
+        state.error().map(Err)
+    }
+}
