@@ -4,33 +4,39 @@
 //! for `smbdirect top`. There is no authentication, so the address should be one that only the
 //! monitoring can reach.
 
+mod client;
+mod endpoint;
 mod process;
 mod server;
+mod socket;
 mod source;
 mod status;
 mod text;
 
 use std::{
-    net::SocketAddr,
+    io,
+    path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::task::JoinSet;
 
-pub(crate) use source::Figures;
+pub(crate) use client::ask;
+pub(crate) use endpoint::Endpoint;
+pub(crate) use source::{Answer, Figures};
 #[cfg(feature = "top")]
 pub(crate) use status::{ConnectionStatus, Status, Traffic};
 
+use socket::Socket;
 use source::Source;
 
 use crate::{
     failure::{self, OfKind},
-    options::Address,
-    report::Report,
+    report::{self, Report},
     transport,
 };
 
@@ -42,23 +48,32 @@ pub(crate) const DEFAULT_PORT: u16 = 9445;
 pub(crate) struct MetricsOptions {
     /// Serve metrics over HTTP; the default port is 9445
     ///
-    /// Prometheus text is at /metrics, and JSON for `smbdirect top` at /status. Anyone who reaches ADDR
-    /// can read them
+    /// Prometheus text is at /metrics, JSON for `smbdirect top` at /status, and /healthz and /readyz tell whether
+    /// it lives and takes clients. Anyone who reaches ADDR can read them. On Unix it may be the path of a socket
     #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<Address>,
+    pub(crate) metrics: Option<Endpoint>,
 }
 
 /// The server of the figures. Dropping the value ends the service.
 pub(crate) struct Server {
-    listeners: Vec<(SocketAddr, TcpListener)>,
+    sockets: Vec<(Served, Socket)>,
     started: Instant,
     tasks: JoinSet<()>,
 }
 
+/// What a socket is for.
+#[derive(Clone, Debug)]
+enum Served {
+    /// Reading figures.
+    Metrics(String),
+    /// Also changing what runs.
+    Control,
+}
+
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Event {
-    Metrics { address: SocketAddr },
+enum Event<'a> {
+    Metrics { address: &'a str },
 }
 
 impl MetricsOptions {
@@ -74,27 +89,94 @@ impl MetricsOptions {
             return Ok(None);
         };
         process::open();
-        let listeners = transport::listen_tcp_all(address, DEFAULT_PORT).await;
-        let listeners = listeners.of_kind(failure::Kind::Listen)?.into_iter();
-        let with_address = listeners.map(|listener| Ok((listener.local_addr()?, listener)));
+        let sockets = match address {
+            Endpoint::Address(address) => {
+                let listeners = transport::listen_tcp_all(address, DEFAULT_PORT).await;
+                let listeners = listeners.of_kind(failure::Kind::Listen)?;
+                listeners.into_iter().map(Socket::Tcp).collect()
+            }
+            Endpoint::Path(path) => vec![on_path(path, METRICS_MODE).await?],
+        };
+        let of_metrics = |socket: Socket| {
+            let bound = socket.address().map(|address| address.to_string());
+            let name = bound.unwrap_or_else(|| address.to_string());
+            (Served::Metrics(name), socket)
+        };
         Ok(Some(Server {
-            listeners: with_address.collect::<Result<_>>()?,
+            sockets: sockets.into_iter().map(of_metrics).collect(),
             started,
             tasks: JoinSet::new(),
         }))
     }
 }
 
+/// Listens on the path of a Unix socket.
+async fn on_path(path: &Path, mode: u32) -> Result<Socket> {
+    #[cfg(unix)]
+    let bound = socket::listen_on_path(path, mode).await.map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::AddrInUse => "another process serves there".into(),
+            io::ErrorKind::AlreadyExists => "it exists and is not a socket".into(),
+            _ => report::plain(&error),
+        };
+        anyhow!("cannot listen on {}: {why}; check the path", path.display())
+    });
+    #[cfg(not(unix))]
+    let bound: Result<Socket> = {
+        let _ = mode;
+        Err(anyhow!(
+            "cannot listen on {}: sockets with a path are for Unix",
+            path.display()
+        ))
+    };
+    bound.of_kind(failure::Kind::Listen)
+}
+
+/// Permissions of the socket of --metrics, for its user and group.
+const METRICS_MODE: u32 = 0o660;
+/// Permissions of the control socket.
+const CONTROL_MODE: u32 = 0o600;
+
 impl Server {
+    /// Returns a server that serves nowhere yet.
+    pub(crate) fn new() -> Self {
+        process::open();
+        Self {
+            sockets: Vec::new(),
+            started: Instant::now(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Serves the control of what runs on the path of a Unix socket, too, for its user alone.
+    ///
+    /// # Errors
+    /// The path cannot be used.
+    pub(crate) async fn bind_control(&mut self, path: &Path) -> Result<()> {
+        let socket = on_path(path, CONTROL_MODE).await?;
+        self.sockets.push((Served::Control, socket));
+        Ok(())
+    }
+
     /// Serves `figures`, and reports the addresses.
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
         let source = Arc::new(Source::new(self.started, figures));
         let room = server::room();
-        for (address, listener) in self.listeners.drain(..) {
-            let serving = server::serve(listener, source.clone(), room.clone());
-            self.tasks.spawn(serving);
-            report.line(format_args!("metrics on http://{address}/metrics"));
-            report.event(&Event::Metrics { address });
+        for (served, socket) in self.sockets.drain(..) {
+            let site = server::Site {
+                source: source.clone(),
+                has_control: matches!(served, Served::Control),
+            };
+            self.tasks.spawn(server::serve(socket, site, room.clone()));
+            if let Served::Metrics(address) = served {
+                let is_path = address.contains('/');
+                if is_path {
+                    report.line(format_args!("metrics on {address}"));
+                } else {
+                    report.line(format_args!("metrics on http://{address}/metrics"));
+                }
+                report.event(&Event::Metrics { address: &address });
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::warn;
 
 use crate::{
-    metrics::DEFAULT_PORT,
+    metrics::Endpoint,
     options::{Address, seconds},
     report::{self, Report},
     signals::Interrupted,
@@ -42,9 +42,11 @@ use screen::Screen;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Top {
-    /// The address of --metrics: HOST[:PORT]; the default port is 9445 [default: 127.0.0.1]
+    /// The address of --metrics: HOST[:PORT], or the path of its socket or of --control [default: 127.0.0.1]
+    ///
+    /// The default port is 9445
     #[arg(value_name = "ADDR")]
-    address: Option<Address>,
+    address: Option<Endpoint>,
 
     /// Time between two refreshes
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
@@ -83,13 +85,17 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 impl Top {
     pub(crate) async fn run(self) -> Result<bool> {
-        let address = self.address.clone().unwrap_or_else(|| Address {
-            host: "127.0.0.1".into(),
-            port: None,
+        let address = self.address.clone().unwrap_or_else(|| {
+            Endpoint::Address(Address {
+                host: "127.0.0.1".into(),
+                port: None,
+            })
         });
-        transport::check_connectable(&address)?;
+        if let Endpoint::Address(address) = &address {
+            transport::check_connectable(address)?;
+        }
         let mut rates = Rates::default();
-        let first = client::status(&address, DEFAULT_PORT).await?;
+        let first = client::status(&address).await?;
         let first = rates.next(first);
         let screen = !self.once && !self.json && io::stdout().is_terminal();
         if screen {
@@ -103,7 +109,7 @@ impl Top {
                 () = sleep(self.interval) => {}
                 () = interrupted.wait() => return Ok(true),
             }
-            let status = match client::status(&address, DEFAULT_PORT).await {
+            let status = match client::status(&address).await {
                 Ok(status) => status,
                 // The command may be restarted, so the next interval tries again.
                 Err(error) if self.json && !self.once => {
@@ -127,7 +133,7 @@ impl Top {
     }
 
     /// Shows the table on the terminal until a key or a signal ends it.
-    async fn refresh(&self, address: &Address, mut rates: Rates, first: Rated) -> Result<bool> {
+    async fn refresh(&self, address: &Endpoint, mut rates: Rates, first: Rated) -> Result<bool> {
         let mut interrupted = Interrupted::new();
         let mut screen = Screen::open().context("the terminal cannot be used")?;
         let mut keys = Keys::new();
@@ -140,7 +146,7 @@ impl Top {
                 .draw(&rated, fault.as_deref(), order)
                 .map_err(|_| terminal_gone())?;
             tokio::select! {
-                _ = ticks.tick() => match client::status(address, DEFAULT_PORT).await {
+                _ = ticks.tick() => match client::status(address).await {
                     Ok(status) => (rated, fault) = (rates.next(status), None),
                     // The command may be restarted, so the error is shown and the next tick tries again.
                     Err(error) => fault = Some(format!("{error:#}")),

@@ -4,13 +4,11 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
 use anyhow::Result;
 use smbdirect::rdma::roce::RoceConfig;
-#[cfg(feature = "top")]
-pub(crate) use smbdirect_transport::connect_tcp;
 #[cfg(target_os = "linux")]
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
-    Families, Rdma, RdmaSettings, canonical, close, connection_span, explain_end, listen_tcp,
-    listen_tcp_all, resolve, resolve_listen,
+    Families, Rdma, RdmaSettings, canonical, check_transparent, close, connection_span,
+    explain_end, listen_tcp, listen_tcp_all, resolve, resolve_listen,
 };
 
 use crate::{

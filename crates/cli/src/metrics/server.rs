@@ -17,13 +17,15 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use smbdirect_transport::Throttle;
 use tokio::{
-    net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
 };
 use tracing::{debug, warn};
 
-use super::source::Source;
+use super::{
+    socket::{Connection, Socket},
+    source::Source,
+};
 
 /// Maximum number of clients that are served at the same time; further ones wait.
 const MAX_CLIENTS: usize = 16;
@@ -34,21 +36,21 @@ const RESERVED_CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failure to accept a client, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const INDEX: &str =
-    "/metrics  figures as Prometheus text\n/status   the same as JSON, with each connection\n";
+const INDEX: &str = "/metrics  figures as Prometheus text\n/status   the same as JSON, with each connection\n\
+                     /healthz  200 while the program lives\n/readyz   200 while it takes clients, and 503 otherwise\n";
 
 /// Serves clients until the task is aborted. Each connection serves one request. Listeners share `room`.
-pub(super) async fn serve(listener: TcpListener, source: Arc<Source>, room: Arc<Semaphore>) {
-    let mut reserve = listener.reserve();
+pub(super) async fn serve(socket: Socket, site: Site, room: Arc<Semaphore>) {
+    let mut reserve = socket.reserve();
     let mut failures = Throttle::default();
     loop {
         let permit = room.clone().acquire_owned().await;
         let permit = permit.expect("the semaphore is never closed");
-        let error = match listener.accept().await {
-            Ok((stream, _)) => {
-                let source = source.clone();
+        let error = match socket.accept().await {
+            Ok(stream) => {
+                let site = site.clone();
                 tokio::spawn(async move {
-                    serve_one(stream, &source, CLIENT_TIMEOUT).await;
+                    serve_one(stream, &site, CLIENT_TIMEOUT).await;
                     drop(permit);
                 });
                 continue;
@@ -57,16 +59,16 @@ pub(super) async fn serve(listener: TcpListener, source: Arc<Source>, room: Arc<
         };
         // If file descriptors have run out, the reserve is one for this client: the figures say that they have.
         if reserve.take().is_some()
-            && let Ok(Ok((stream, _))) = timeout(ACCEPT_PAUSE, listener.accept()).await
+            && let Ok(Ok(stream)) = timeout(ACCEPT_PAUSE, socket.accept()).await
         {
-            serve_one(stream, &source, RESERVED_CLIENT_TIMEOUT).await;
+            serve_one(stream, &site, RESERVED_CLIENT_TIMEOUT).await;
         } else {
             if let Some(times) = failures.due(Instant::now()) {
                 warn!(%error, times, "a client of --metrics cannot be accepted");
             }
             sleep(ACCEPT_PAUSE).await;
         }
-        reserve = listener.reserve();
+        reserve = socket.reserve();
     }
 }
 
@@ -75,33 +77,17 @@ pub(super) fn room() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(MAX_CLIENTS))
 }
 
-/// Keeps a file descriptor, which is released when another one is needed.
-trait Reserve {
-    fn reserve(&self) -> Option<OwnedHandle>;
+/// What a socket serves.
+#[derive(Clone)]
+pub(super) struct Site {
+    pub(super) source: Arc<Source>,
+    /// Whether what runs can be changed.
+    pub(super) has_control: bool,
 }
 
-#[cfg(unix)]
-type OwnedHandle = std::os::fd::OwnedFd;
-#[cfg(windows)]
-type OwnedHandle = std::os::windows::io::OwnedSocket;
-
-impl Reserve for TcpListener {
-    fn reserve(&self) -> Option<OwnedHandle> {
-        #[cfg(unix)]
-        use std::os::fd::AsFd as _;
-        #[cfg(windows)]
-        use std::os::windows::io::AsSocket as _;
-        #[cfg(unix)]
-        let own = self.as_fd().try_clone_to_owned();
-        #[cfg(windows)]
-        let own = self.as_socket().try_clone_to_owned();
-        own.ok()
-    }
-}
-
-async fn serve_one(stream: TcpStream, source: &Source, limit: Duration) {
+async fn serve_one(stream: Box<dyn Connection>, site: &Site, limit: Duration) {
     let service = service_fn(|request| {
-        let response = respond(source, &request);
+        let response = respond(site, &request);
         async move { Ok::<_, Infallible>(response) }
     });
     let serving = http1::Builder::new()
@@ -116,13 +102,26 @@ async fn serve_one(stream: TcpStream, source: &Source, limit: Duration) {
     }
 }
 
-fn respond<B>(source: &Source, request: &Request<B>) -> Response<Full<Bytes>> {
+fn respond<B>(site: &Site, request: &Request<B>) -> Response<Full<Bytes>> {
+    let is_change = request.method() == Method::POST;
+    if site.has_control
+        && let Some(answer) = site
+            .source
+            .figures()
+            .control(is_change, request.uri().path())
+    {
+        return match answer {
+            Ok(value) => with_type("application/json", value.to_string()),
+            Err(why) => plain(StatusCode::NOT_FOUND, &format!("{why}\n")),
+        };
+    }
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
         let allowed = HeaderValue::from_static("GET, HEAD");
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
+    let source = &site.source;
     match request.uri().path() {
         "/metrics" => {
             let text = source.text();
@@ -132,6 +131,9 @@ fn respond<B>(source: &Source, request: &Request<B>) -> Response<Full<Bytes>> {
             let status = serde_json::to_string(&source.status()).expect("keys are strings");
             with_type("application/json", status)
         }
+        "/healthz" => plain(StatusCode::OK, "ok\n"),
+        "/readyz" if source.figures().is_ready() => plain(StatusCode::OK, "ready\n"),
+        "/readyz" => plain(StatusCode::SERVICE_UNAVAILABLE, "takes no clients\n"),
         "/" => plain(StatusCode::OK, INDEX),
         _ => plain(StatusCode::NOT_FOUND, INDEX),
     }

@@ -14,7 +14,20 @@ pub(crate) trait Figures: Send + Sync + 'static {
     fn title(&self) -> String;
 
     fn families(&self) -> Vec<Family>;
+
+    /// Returns whether it takes clients.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// Answers a request of the control socket: to read, or to `change` what runs. `None` if there is no such path.
+    fn control(&self, _change: bool, _path: &str) -> Option<Answer> {
+        None
+    }
 }
+
+/// The answer to a request of the control socket, or why it cannot be done.
+pub(crate) type Answer = Result<serde_json::Value, String>;
 
 /// All that is served.
 pub(super) struct Source {
@@ -52,6 +65,10 @@ impl Source {
         families.extend(snapshot().families());
         families.extend(self.figures.families());
         text::encode(families)
+    }
+
+    pub(super) fn figures(&self) -> &dyn Figures {
+        &*self.figures
     }
 
     pub(super) fn status(&self) -> Status {
