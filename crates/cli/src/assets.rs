@@ -284,6 +284,7 @@ fn default_of(option: &Arg) -> Option<String> {
 fn example_of(option: &Arg) -> &'static str {
     match option.get_long() {
         Some("metrics") => "\"127.0.0.1:9445\"",
+        Some("control") => "\"/run/smbdirect/gateway.sock\"",
         _ => "1",
     }
 }

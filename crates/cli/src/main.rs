@@ -134,7 +134,7 @@ impl Command {
             Self::Ping(command) => command.options.json,
             Self::Bench(command) => command.options.json,
             Self::Check(command) => command.json,
-            Self::Gateway(command) => command.options.json,
+            Self::Gateway(command) => command.json(),
             #[cfg(target_os = "linux")]
             Self::Run(command) => command.options.json && !run::is_broker(),
             Self::Get(command) => command.options.common.json,
@@ -153,7 +153,7 @@ impl Command {
     /// output.
     fn is_service(&self) -> bool {
         match self {
-            Self::Gateway(command) => !command.check_config,
+            Self::Gateway(command) => command.is_service(),
             Self::Listen(_) => true,
             _ => false,
         }

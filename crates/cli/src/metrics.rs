@@ -158,6 +158,11 @@ impl Server {
         Ok(())
     }
 
+    /// Ends the service. The paths of its sockets are removed when it returns.
+    pub(crate) async fn end(mut self) {
+        self.tasks.shutdown().await;
+    }
+
     /// Serves `figures`, and reports the addresses.
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
         let source = Arc::new(Source::new(self.started, figures));

@@ -123,6 +123,11 @@ impl Report {
     }
 }
 
+/// Returns the time now in RFC 3339, in UTC.
+pub(crate) fn now() -> String {
+    format!("{:.6}", Timestamp::now())
+}
+
 /// An object as it is printed: an event, and when it was printed.
 #[derive(Serialize)]
 struct Stamped<'a, E> {
@@ -149,7 +154,7 @@ fn print_object(event: &impl Serialize) {
     let is_first = !HAS_BEGUN.swap(true, Ordering::Relaxed);
     let object = Stamped {
         event,
-        time: format!("{:.6}", Timestamp::now()),
+        time: now(),
         version: is_first.then_some(env!("CARGO_PKG_VERSION")),
     };
     let object = serde_json::to_string(&object).expect("keys are strings");

@@ -91,44 +91,51 @@ pub(crate) async fn with_more_time<T>(ending: impl Future<Output = T>) -> T {
     ending.await
 }
 
-/// Returns the listening socket that the service manager has passed to this process (socket
-/// activation), if any.
+/// A listening socket that the service manager has passed to this process (socket activation).
+#[derive(Debug)]
+pub(crate) struct Passed {
+    /// FileDescriptorName= of the socket unit.
+    pub(crate) name: String,
+    pub(crate) socket: TcpListener,
+}
+
+/// Returns the listening sockets that the service manager has passed to this process. Later calls return none.
 ///
 /// # Errors
-/// The service manager did not pass exactly one listening TCP socket.
+/// A socket is not a listening TCP socket.
 #[cfg(target_os = "linux")]
-pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
+pub(crate) fn passed_listeners() -> Result<Vec<Passed>> {
     use anyhow::{Context, bail};
 
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
     let mut passed = listenfd::ListenFd::from_env();
-    match passed.len() {
-        0 => return Ok(None),
-        1 => {}
-        number => bail!(
-            "the service manager has passed {number} sockets, but exactly one is needed; use one \
-             ListenStream= in the socket unit"
-        ),
-    }
-    let listener = passed
-        .take_tcp_listener(0)
-        .context("the socket that the service manager passed is not a TCP listener")?;
-    if let Some(listener) = &listener {
-        if !rustix::net::sockopt::socket_acceptconn(listener)? {
+    let mut listeners = Vec::new();
+    for index in 0..passed.len() {
+        let name = names.next().unwrap_or_default().to_owned();
+        let socket = passed
+            .take_tcp_listener(index)
+            .context("a socket that the service manager passed is not a TCP listener")?;
+        let Some(socket) = socket else {
+            continue;
+        };
+        if !rustix::net::sockopt::socket_acceptconn(&socket)? {
             bail!(
                 "the socket that the service manager passed does not listen; use ListenStream= with Accept=no in the \
                  socket unit"
             );
         }
-        listener
+        socket
             .set_nonblocking(true)
             .context("the socket of the service manager cannot be used")?;
+        listeners.push(Passed { name, socket });
     }
-    Ok(listener)
+    Ok(listeners)
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
-    Ok(None)
+pub(crate) fn passed_listeners() -> Result<Vec<Passed>> {
+    Ok(Vec::new())
 }
 
 #[cfg(not(target_os = "linux"))]

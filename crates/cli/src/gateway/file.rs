@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error as _,
     ffi::OsString,
     fs::{self, File},
     io::{self, Read},
@@ -13,24 +12,25 @@ use std::{
 };
 
 use anyhow::{Error, Result};
-use clap::{
-    Arg, ArgAction, Args, Command, FromArgMatches,
-    error::{ContextKind, ContextValue},
-    parser::ValueSource,
-};
+use clap::{Arg, Args, Command, FromArgMatches, parser::ValueSource};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
 
+use super::keys::{argument, as_arguments, check, first_line, name, unknown, values};
 use crate::{
     failure::UsageError,
     options::usage,
     report::{plain, printable},
 };
 
-/// Options that make no sense in the file.
-const NOT_IN_FILES: [&str; 4] = ["config", "check-config", "help", "version"];
+/// The key of the tables of services.
+const SERVICE: &str = "service";
+/// The name of a service without a table.
+pub(super) const ONLY_SERVICE: &str = "gateway";
+/// Settings of the process, which no service has for itself.
+pub(super) const OF_PROCESS: [&str; 5] = ["control", "json", "metrics", "pcap", "verbose"];
 
 /// Maximum length of a file, so that a path that was given by mistake does not fill the memory.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -49,13 +49,41 @@ pub(super) struct SettingsFile {
 /// What a file says.
 #[derive(Debug)]
 pub(super) struct Loaded<T> {
+    /// At least one service.
+    pub(super) services: Vec<OfService<T>>,
+    /// Whether the file names services, by tables `[[service]]`.
+    pub(super) has_tables: bool,
+}
+
+/// What a file says about a service.
+#[derive(Debug)]
+pub(super) struct OfService<T> {
+    pub(super) name: String,
     /// The options of the file and the command line together.
     pub(super) options: T,
     /// The settings of the file, without those that the command line has.
     pub(super) given: Given,
     /// The line of each key.
-    lines: BTreeMap<String, usize>,
+    lines: Lines,
     file: String,
+}
+
+/// The line of each key.
+type Lines = BTreeMap<String, usize>;
+
+/// The settings of a table, and their lines.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    given: Given,
+    lines: Lines,
+}
+
+/// The settings of a file as it has them: those of all services, and those of each.
+#[derive(Debug)]
+struct Tables {
+    defaults: Table,
+    /// The names and the lines of the services.
+    services: Vec<(String, usize, Table)>,
 }
 
 impl SettingsFile {
@@ -78,30 +106,78 @@ impl SettingsFile {
             .clone()
             .try_get_matches_from(with_name(&self.arguments))
             .map_err(|error| usage(first_line(&error)))?;
-        let (mut given, lines) = self.read(&command)?;
         let is_on_command_line = |key: &str| {
             let id = argument(&command, key).map(Arg::get_id);
             let source = id.and_then(|id| matches.value_source(id.as_str()));
             source == Some(ValueSource::CommandLine)
         };
+        let Tables { defaults, services } = self.read(&command)?;
+        let mut addresses = command.get_positionals().filter_map(name);
+        if let Some((_, line, _)) = services.first()
+            && let Some(address) = addresses.find(|address| is_on_command_line(address))
+        {
+            return Err(self.fault(*line, &format!(
+                "{address} cannot be given on the command line, because the file has tables `[[service]]`"
+            )));
+        }
+        let has_tables = !services.is_empty();
+        let services = if has_tables {
+            let of_service = |(name, _, table): (_, _, Table)| {
+                let mut all = defaults.clone();
+                all.given.extend(table.given);
+                all.lines.extend(table.lines);
+                self.service(&command, name, all, &is_on_command_line)
+            };
+            services
+                .into_iter()
+                .map(of_service)
+                .collect::<Result<_>>()?
+        } else {
+            let name = ONLY_SERVICE.to_owned();
+            vec![self.service(&command, name, defaults, &is_on_command_line)?]
+        };
+        Ok(Loaded {
+            services,
+            has_tables,
+        })
+    }
+
+    /// Returns the settings of one service.
+    fn service<T: Args + FromArgMatches>(
+        &self,
+        command: &Command,
+        service: String,
+        Table { mut given, lines }: Table,
+        is_on_command_line: &impl Fn(&str) -> bool,
+    ) -> Result<OfService<T>> {
         given.retain(|key, _| !is_on_command_line(key));
         // An address of the file takes no place of one that is missing before it.
-        let addresses = command.get_positionals().filter_map(name);
-        let missing = addresses
+        let missing = command
+            .get_positionals()
+            .filter_map(name)
             .take_while(|key| !given.contains_key(*key))
             .find(|key| !is_on_command_line(key));
         if let Some(missing) = missing {
+            let of = match service.as_str() {
+                ONLY_SERVICE => String::new(),
+                name => format!(" of service {name}"),
+            };
             return Err(usage(format!(
-                "{}: {missing} is missing; give an address",
+                "{}: {missing}{of} is missing; give an address",
                 self.name()
             )));
         }
-        Ok(Loaded {
+        Ok(OfService {
             options: self.options(&given)?,
+            name: service,
             given,
             lines,
             file: self.name(),
         })
+    }
+
+    fn fault(&self, line: usize, what: &str) -> Error {
+        usage(format!("{}, line {line}: {what}", self.name()))
     }
 
     /// Returns the options of these settings and the command line together.
@@ -117,37 +193,99 @@ impl SettingsFile {
             .map_err(|error| usage(format!("{}: {}", self.name(), first_line(&error))))
     }
 
-    /// Reads and checks each setting of the file, and returns the lines of the keys as well.
-    fn read(&self, command: &Command) -> Result<(Given, BTreeMap<String, usize>)> {
+    /// Reads and checks each setting of the file.
+    fn read(&self, command: &Command) -> Result<Tables> {
         let text = self.text()?;
         let line_of = |span: usize| {
             let before = text.as_bytes().iter().take(span);
             before.filter(|&&byte| byte == b'\n').count() + 1
         };
-        let at = |line: usize, what: &str| usage(format!("{}, line {line}: {what}", self.name()));
         let table = DeTable::parse(&text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
-            at(line_of(start), error.message())
+            self.fault(line_of(start), error.message())
         })?;
-        let (mut given, mut lines) = (BTreeMap::new(), BTreeMap::new());
+        let (mut defaults, mut services) = (Table::default(), Vec::<(String, usize, Table)>::new());
         for (key, value) in table.get_ref() {
             let line = line_of(key.span().start);
-            let key = key.get_ref().as_ref();
-            let Some(option) = argument(command, key) else {
-                return Err(at(line, &unknown(command, key)));
-            };
-            let values = values(option, value)
-                .and_then(|values| check(option, &values).map(|()| values))
-                .map_err(|what| at(line, &format!("{}: {what}", printable(key))))?;
-            let own_name = name(option)
-                .expect("the option was found by a name")
-                .to_owned();
-            if given.insert(own_name.clone(), values).is_some() {
-                return Err(at(line, &format!("{key}: {own_name} is given twice")));
+            if key.get_ref() != SERVICE {
+                self.read_setting(command, key.get_ref(), value, line, &mut defaults)?;
+                continue;
             }
-            lines.insert(own_name, line);
+            let tables = match value.get_ref() {
+                DeValue::Array(tables) => &tables[..],
+                _ => &[],
+            };
+            let wrong = || self.fault(line, "expected tables `[[service]]`");
+            if tables.is_empty() {
+                return Err(wrong());
+            }
+            for table in tables {
+                let DeValue::Table(settings) = table.get_ref() else {
+                    return Err(wrong());
+                };
+                let service =
+                    self.read_service(command, settings, line_of(table.span().start), &line_of)?;
+                if services.iter().any(|(name, ..)| *name == service.0) {
+                    let what = format!("another service has the name {}", service.0);
+                    return Err(self.fault(service.1, &what));
+                }
+                services.push(service);
+            }
         }
-        Ok((given, lines))
+        Ok(Tables { defaults, services })
+    }
+
+    /// Reads a table `[[service]]`, and returns its name and its line as well.
+    fn read_service(
+        &self,
+        command: &Command,
+        settings: &DeTable<'_>,
+        line: usize,
+        line_of: &impl Fn(usize) -> usize,
+    ) -> Result<(String, usize, Table)> {
+        let (mut service, mut table) = (None, Table::default());
+        for (key, value) in settings {
+            let at = line_of(key.span().start);
+            let key = key.get_ref().as_ref();
+            if key == "name" {
+                service =
+                    Some(service_name(value.get_ref()).map_err(|what| self.fault(at, &what))?);
+            } else if OF_PROCESS.contains(&key) {
+                let what = format!("{key} is for all services; set it before the tables");
+                return Err(self.fault(at, &what));
+            } else {
+                self.read_setting(command, key, value, at, &mut table)?;
+            }
+        }
+        let service = service.ok_or_else(|| {
+            self.fault(line, "the name of the service is missing: name = \"...\"")
+        })?;
+        Ok((service, line, table))
+    }
+
+    /// Reads and checks one setting.
+    fn read_setting(
+        &self,
+        command: &Command,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+        line: usize,
+        table: &mut Table,
+    ) -> Result<()> {
+        let Some(option) = argument(command, key) else {
+            return Err(self.fault(line, &unknown(command, key)));
+        };
+        let values = values(option, value)
+            .and_then(|values| check(option, &values).map(|()| values))
+            .map_err(|what| self.fault(line, &format!("{}: {what}", printable(key))))?;
+        let own_name = name(option)
+            .expect("the option was found by a name")
+            .to_owned();
+        if table.given.insert(own_name.clone(), values).is_some() {
+            return Err(self.fault(line, &format!("{key}: {own_name} is given twice")));
+        }
+        table.lines.insert(own_name, line);
+        Ok(())
     }
 
     /// Reads the text. Only a regular file is opened, because others may have no end or wait for a writer.
@@ -173,7 +311,7 @@ impl SettingsFile {
     }
 }
 
-impl<T> Loaded<T> {
+impl<T> OfService<T> {
     /// Adds the file and, if a usage error is about one of its settings, the line.
     pub(super) fn locate(&self, error: Error) -> Error {
         if !error.is::<UsageError>() {
@@ -204,136 +342,28 @@ fn position(text: &str, key: &str) -> Option<usize> {
         .map(|(start, _)| start)
 }
 
+/// Returns the name of a service, which is a label of figures and a part of paths.
+fn service_name(value: &DeValue<'_>) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match value {
+        DeValue::String(name)
+            if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(is_plain) =>
+        {
+            Ok(name.to_string())
+        }
+        _ => Err(format!(
+            "name: expected at most {MAX_NAME_BYTES} letters, digits, `-`, `_` and `.`"
+        )),
+    }
+}
+
+/// Longest name of a service.
+const MAX_NAME_BYTES: usize = 64;
+
 fn with_name(arguments: &[OsString]) -> impl Iterator<Item = OsString> {
     [OsString::from("smbdirect")]
         .into_iter()
         .chain(arguments.iter().cloned())
-}
-
-/// Returns the option or argument that a key names, also by an alias.
-fn argument<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
-    let mut arguments = command.get_arguments();
-    arguments.find(|argument| {
-        let aliases = argument.get_all_aliases().unwrap_or_default();
-        let is_named = name(argument) == Some(key) || aliases.contains(&key);
-        is_named && !NOT_IN_FILES.contains(&key)
-    })
-}
-
-/// Returns the key of an option or argument.
-fn name(argument: &Arg) -> Option<&str> {
-    if argument.is_positional() {
-        Some(argument.get_id().as_str())
-    } else {
-        argument.get_long()
-    }
-}
-
-/// Returns an error for a key that is not the name of an option, with the most similar name.
-fn unknown(command: &Command, key: &str) -> String {
-    let names = command.get_arguments().filter_map(name);
-    let names = names.filter(|name| !NOT_IN_FILES.contains(name));
-    let near = |name: &str| strsim::jaro(&key.replace('_', "-"), name);
-    let nearest = names.max_by(|&one, &other| near(one).total_cmp(&near(other)));
-    let key = printable(key);
-    match nearest {
-        Some(nearest) if near(nearest) > 0.7 => {
-            format!("unknown setting `{key}`; did you mean `{nearest}`?")
-        }
-        _ => format!("unknown setting `{key}`; `smbdirect gateway --help` lists them"),
-    }
-}
-
-/// Returns the values of a key as the command line has them. A flag that is on has no value.
-fn values(option: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, String> {
-    match (option.get_action(), value.get_ref()) {
-        (ArgAction::SetTrue, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
-        (ArgAction::SetTrue, _) => Err("expected true or false".into()),
-        (ArgAction::Append, DeValue::Array(list)) => {
-            list.iter().map(|value| scalar(value.get_ref())).collect()
-        }
-        (_, value) => Ok(vec![scalar(value)?]),
-    }
-}
-
-fn scalar(value: &DeValue<'_>) -> Result<String, String> {
-    match value {
-        DeValue::String(text) => Ok(text.to_string()),
-        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
-        DeValue::Float(number) => Ok(number.as_str().to_owned()),
-        _ => Err("expected a string or a number".into()),
-    }
-}
-
-/// Returns the arguments of one setting.
-fn as_arguments(option: &Arg, values: &[String]) -> Vec<OsString> {
-    let long = option.get_long().unwrap_or_default();
-    match option.get_action() {
-        ArgAction::SetTrue if values[0] == "true" => vec![format!("--{long}").into()],
-        ArgAction::SetTrue => Vec::new(),
-        ArgAction::Count => {
-            let times = values[0].parse().unwrap_or(0).min(MAX_COUNT);
-            vec![format!("--{long}").into(); times]
-        }
-        _ => values
-            .iter()
-            .map(|value| format!("--{long}={value}").into())
-            .collect(),
-    }
-}
-
-/// Maximum number of times that a flag can be given.
-const MAX_COUNT: usize = 9;
-
-/// Checks the values of one setting by its option.
-fn check(option: &Arg, values: &[String]) -> Result<(), String> {
-    if matches!(option.get_action(), ArgAction::Count) {
-        let number = values[0]
-            .parse()
-            .ok()
-            .filter(|&number: &usize| number <= MAX_COUNT);
-        return number
-            .map(|_| ())
-            .ok_or_else(|| format!("expected a number, at most {MAX_COUNT}"));
-    }
-    if option.is_positional() && values.iter().any(|value| value.starts_with('-')) {
-        return Err("an address does not begin with `-`".into());
-    }
-    // Only the value parser, so that an error can come only from the value.
-    let command = Command::new("smbdirect")
-        .no_binary_name(true)
-        .disable_help_flag(true);
-    let alone = Arg::new("value")
-        .long("value")
-        .action(ArgAction::Append)
-        .value_parser(option.get_value_parser().clone());
-    let arguments = values.iter().map(|value| format!("--value={value}"));
-    match option.get_action() {
-        ArgAction::SetTrue => Ok(()),
-        _ => command
-            .arg(alone)
-            .try_get_matches_from(arguments)
-            .map(|_| ())
-            .map_err(|e| why(&e)),
-    }
-}
-
-/// Returns why a value is wrong, without the option.
-fn why(error: &clap::Error) -> String {
-    if let Some(source) = error.source() {
-        return source.to_string();
-    }
-    match error.get(ContextKind::ValidValue) {
-        Some(ContextValue::Strings(values)) => format!("expected one of {}", values.join(", ")),
-        _ => first_line(error),
-    }
-}
-
-/// Returns the first line of an error of the command line, without its label.
-fn first_line(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 /// Returns the command line with the settings of the file in front. The addresses are complete, whether the file
@@ -364,7 +394,7 @@ fn merged(
 
 #[cfg(test)]
 mod tests {
-    use clap::{ValueEnum, value_parser};
+    use clap::{ArgAction, ValueEnum, value_parser};
 
     use super::*;
     use crate::options::{Address, seconds};
@@ -406,7 +436,7 @@ mod tests {
 
     fn loaded(text: &str, arguments: &[&str]) -> Result<Options> {
         let (_directory, file) = file(text, arguments);
-        Ok(file.load()?.options)
+        Ok(file.load()?.services.remove(0).options)
     }
 
     const FILE: &str = "# Both ends.\nlisten = ':5445'\nupstream = 'nas'\ntime-limit = 0.25\n\
@@ -488,6 +518,27 @@ mod tests {
                 "[gateway]\njson = true",
                 "line 2: unknown setting `gateway`",
             ),
+            ("service = 1", "line 2: expected tables `[[service]]`"),
+            (
+                "[[service]]\ntime-limit = 1",
+                "line 2: the name of the service is missing",
+            ),
+            (
+                "[[service]]\nname = 'a/b'",
+                "line 3: name: expected at most 64 letters",
+            ),
+            (
+                "[[service]]\nname = 'a'\njson = true",
+                "line 4: json is for all services",
+            ),
+            (
+                "[[service]]\nname = 'a'\n[[service]]\nname = 'a'",
+                "line 4: another service has the name a",
+            ),
+            (
+                "[[service]]\nname = 'a'",
+                "line 2: listen cannot be given on the command line",
+            ),
         ] {
             let error = loaded(&format!("# x\n{line}\n"), &[":1", "nas"]).unwrap_err();
             let text = format!("{error:#}");
@@ -509,7 +560,7 @@ mod tests {
     #[test]
     fn the_command_line_hides_settings_of_the_file() {
         let (_directory, file) = file(FILE, &["-v"]);
-        let loaded = file.load::<Options>().unwrap();
+        let loaded = file.load::<Options>().unwrap().services.remove(0);
         let keys: Vec<_> = loaded.given.keys().map(String::as_str).collect();
         let all = [
             "colour",
@@ -520,6 +571,31 @@ mod tests {
             "upstream",
         ];
         assert_eq!(keys, all);
+    }
+
+    #[test]
+    fn services_take_what_they_do_not_have_from_all() {
+        let text = "time-limit = 7\nupstream = 'nas'\n[[service]]\nname = 'a'\nlisten = ':1'\n\
+                    [[service]]\nname = 'b'\nlisten = ':2'\nupstream = 'other'\ntime-limit = 8\n";
+        let (_directory, file) = file(text, &[]);
+        let loaded = file.load::<Options>().unwrap();
+        assert!(loaded.has_tables);
+        let of = |service: &OfService<Options>| {
+            let upstream = service.options.upstream.clone().unwrap().to_string();
+            (
+                service.name.clone(),
+                upstream,
+                service.options.time_limit.as_secs(),
+            )
+        };
+        let all: Vec<_> = loaded.services.iter().map(of).collect();
+        let (a, b) = (
+            ("a".into(), "nas".into(), 7),
+            ("b".into(), "other".into(), 8),
+        );
+        assert_eq!(all, [a, b]);
+        let fault = loaded.services[1].locate(usage("--time-limit is too long"));
+        assert!(fault.to_string().contains("line 10: "), "{fault}");
     }
 
     #[test]
@@ -536,7 +612,7 @@ mod tests {
     #[test]
     fn errors_about_settings_name_their_lines() {
         let (_directory, file) = file("# x\nlisten = ':1'\nupstream = 'nas'\ntime-limit = 3", &[]);
-        let loaded = file.load::<Options>().unwrap();
+        let loaded = file.load::<Options>().unwrap().services.remove(0);
         for (text, line) in [
             ("--time-limit is too long", ", line 4: --time-limit"),
             ("--json needs --time-limit", ", line 4: --json"),

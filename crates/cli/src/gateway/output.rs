@@ -19,137 +19,212 @@ pub(super) enum Event<'a> {
         address: String,
         /// `null` for TCP without SMB Direct.
         transport: Option<Transport>,
+        service: &'a str,
     },
     Reloaded {
         changed: &'a [String],
         needs_restart: &'a [String],
+        added: &'a [String],
+        removed: &'a [String],
     },
 }
 
-/// Shows an event of the gateway.
-pub(super) fn show(report: Report, event: &GatewayEvent<'_>) {
-    match *event {
-        GatewayEvent::TurnedAway {
-            peer,
-            reason,
-            times: Some(times),
-            ..
-        } => show_turned_away(report, peer, reason, times),
-        GatewayEvent::ServerUp { server } => info!(server, "the server takes clients again"),
-        GatewayEvent::ServerDown { server, reason } => {
-            warn!(
-                server,
-                reason, "the server takes no clients, because its checks fail"
-            );
+/// An event of a service, and its name.
+#[derive(Serialize)]
+struct OfService<'a> {
+    #[serde(flatten)]
+    event: &'a GatewayEvent<'a>,
+    service: &'a str,
+}
+
+/// Shows the events of a service.
+#[derive(Clone, Debug)]
+pub(super) struct Show {
+    report: Report,
+    service: String,
+    /// The service in lines for people, if there are several.
+    prefix: String,
+}
+
+impl Show {
+    pub(super) fn new(report: Report, service: &str, has_tables: bool) -> Self {
+        let prefix = if has_tables {
+            format!("{service}  ")
+        } else {
+            String::new()
+        };
+        Self {
+            report,
+            service: service.to_owned(),
+            prefix,
         }
-        GatewayEvent::Closed {
+    }
+
+    /// Shows an event of the gateway.
+    pub(super) fn show(&self, event: &GatewayEvent<'_>) {
+        match *event {
+            GatewayEvent::TurnedAway {
+                peer,
+                reason,
+                times: Some(times),
+                ..
+            } => self.show_turned_away(peer, reason, times),
+            GatewayEvent::ServerUp { server } => {
+                info!(target: report::CONNECTIONS, service = self.service, server, "the server takes clients again");
+            }
+            GatewayEvent::ServerDown { server, reason } => {
+                warn!(
+                    target: report::CONNECTIONS,
+                    service = self.service,
+                    server,
+                    reason,
+                    "the server takes no clients, because its checks fail"
+                );
+            }
+            GatewayEvent::Closed { .. } => self.show_closed(event),
+            GatewayEvent::Summary {
+                total,
+                failed,
+                turned_away,
+                ref carried,
+            } => self.show_summary(total, failed, turned_away, carried),
+            // Only the JSON output reports these events.
+            GatewayEvent::Opened { .. }
+            | GatewayEvent::TurnedAway { times: None, .. }
+            | GatewayEvent::Refused { .. }
+            | GatewayEvent::Draining { .. } => {}
+        }
+        let service = &self.service;
+        self.report.event(&OfService { event, service });
+    }
+
+    fn show_turned_away(&self, peer: SocketAddr, reason: &str, times: u64) {
+        let times = match times {
+            1 => String::new(),
+            times => format!(" ({times} times since the last line)"),
+        };
+        let why = format!("turned away: {reason}{times}");
+        let Self {
+            report,
+            prefix,
+            service,
+        } = self;
+        if report.is_journal() {
+            warn!(target: report::CONNECTIONS, service, %peer, reason, "{prefix}{peer}  {why}");
+        } else {
+            let why = report.style.bad(&why);
+            report.line(format_args!("{}  {prefix}{peer}  {why}", report::now()));
+        }
+    }
+
+    fn show_closed(&self, event: &GatewayEvent<'_>) {
+        let GatewayEvent::Closed {
+            id,
             peer,
+            negotiate_seconds,
+            connect_seconds,
             seconds,
             ok,
             ended,
             ref carried,
             ..
-        } => {
-            let took = Duration::from_secs_f64(seconds);
-            show_closed(report, peer, took, ok, ended, carried);
-        }
-        GatewayEvent::Summary {
-            total,
-            failed,
-            turned_away,
-            ref carried,
-        } => show_summary(report, total, failed, turned_away, carried),
-        // Only the JSON output reports these events.
-        GatewayEvent::Opened { .. }
-        | GatewayEvent::TurnedAway { times: None, .. }
-        | GatewayEvent::Refused { .. }
-        | GatewayEvent::Draining { .. } => {}
-    }
-    report.event(event);
-}
-
-fn show_turned_away(report: Report, peer: SocketAddr, reason: &str, times: u64) {
-    let times = match times {
-        1 => String::new(),
-        times => format!(" ({times} times since the last line)"),
-    };
-    let why = format!("turned away: {reason}{times}");
-    if report.is_journal() {
-        warn!(target: report::CONNECTIONS, %peer, reason, "{peer}  {why}");
-    } else {
-        let why = report.style.bad(&why);
-        report.line(format_args!("{peer}  {why}"));
-    }
-}
-
-fn show_closed(
-    report: Report,
-    peer: SocketAddr,
-    took: Duration,
-    ok: bool,
-    ended: &str,
-    carried: &Carried,
-) {
-    if report.is_journal() {
-        return log_closed(peer, took, ok, ended, carried);
-    }
-    let style = report.style;
-    let how = if ok {
-        style.dim(ended)
-    } else {
-        style.bad(ended)
-    };
-    report.line(format_args!(
-        "{peer}  {} in {}  {how}",
-        in_words(carried),
-        report::time(took)
-    ));
-}
-
-/// Logs the end of the connection to `peer`, with its figures as fields.
-fn log_closed(peer: SocketAddr, took: Duration, ok: bool, ended: &str, carried: &Carried) {
-    macro_rules! log {
-        ($level:ident) => {
-            $level!(
-                target: report::CONNECTIONS,
-                %peer,
-                ended,
-                seconds = took.as_secs_f64(),
-                messages_to_server = carried.messages_to_server,
-                bytes_to_server = carried.bytes_to_server,
-                messages_to_client = carried.messages_to_client,
-                bytes_to_client = carried.bytes_to_client,
-                bytes_read_by_rdma = carried.bytes_read_by_rdma,
-                bytes_written_by_rdma = carried.bytes_written_by_rdma,
-                "{peer}  {} in {}  {ended}",
-                in_words(carried),
-                report::time(took)
-            )
+        } = *event
+        else {
+            return;
         };
+        let Self { report, prefix, .. } = self;
+        if report.is_journal() {
+            return self.log_closed(event);
+        }
+        let style = report.style;
+        let how = if ok {
+            style.dim(ended)
+        } else {
+            style.bad(ended)
+        };
+        report.line(format_args!(
+            "{}  {prefix}#{id}  {peer}  {} in {}  negotiate {}  connect {}  {how}",
+            report::now(),
+            in_words(carried),
+            time(seconds),
+            time(negotiate_seconds),
+            time(connect_seconds),
+        ));
     }
-    if ok {
-        log!(info);
-    } else {
-        log!(warn);
+
+    /// Logs the end of a session, with its figures as fields.
+    fn log_closed(&self, event: &GatewayEvent<'_>) {
+        let GatewayEvent::Closed {
+            id,
+            peer,
+            server_name,
+            negotiate_seconds,
+            connect_seconds,
+            seconds,
+            ok,
+            ended,
+            ref carried,
+            ..
+        } = *event
+        else {
+            return;
+        };
+        let Self {
+            prefix, service, ..
+        } = self;
+        macro_rules! log {
+            ($level:ident) => {
+                $level!(
+                    target: report::CONNECTIONS,
+                    service,
+                    session = id,
+                    %peer,
+                    server = server_name,
+                    ended,
+                    seconds,
+                    negotiate_seconds,
+                    connect_seconds,
+                    messages_to_server = carried.messages_to_server,
+                    bytes_to_server = carried.bytes_to_server,
+                    messages_to_client = carried.messages_to_client,
+                    bytes_to_client = carried.bytes_to_client,
+                    bytes_read_by_rdma = carried.bytes_read_by_rdma,
+                    bytes_written_by_rdma = carried.bytes_written_by_rdma,
+                    "{prefix}#{id}  {peer}  {} in {}  {ended}",
+                    in_words(carried),
+                    time(seconds)
+                )
+            };
+        }
+        if ok {
+            log!(info);
+        } else {
+            log!(warn);
+        }
+    }
+
+    fn show_summary(&self, total: u64, failed: u64, turned_away: u64, carried: &Carried) {
+        let Self { report, prefix, .. } = self;
+        let failures = match failed {
+            0 => "none failed".to_owned(),
+            failed => report
+                .style
+                .bad(&format!("{} failed", report::count(failed))),
+        };
+        let away = match turned_away {
+            0 => String::new(),
+            clients => format!(", {} turned away", report::count(clients)),
+        };
+        report.line(format_args!(
+            "\n{prefix}{}, {failures}{away}  {}",
+            report::plural(total, "connection"),
+            in_words(carried)
+        ));
     }
 }
 
-fn show_summary(report: Report, total: u64, failed: u64, turned_away: u64, carried: &Carried) {
-    let failures = match failed {
-        0 => "none failed".to_owned(),
-        failed => report
-            .style
-            .bad(&format!("{} failed", report::count(failed))),
-    };
-    let away = match turned_away {
-        0 => String::new(),
-        clients => format!(", {} turned away", report::count(clients)),
-    };
-    report.line(format_args!(
-        "\n{}, {failures}{away}  {}",
-        report::plural(total, "connection"),
-        in_words(carried)
-    ));
+fn time(seconds: f64) -> String {
+    report::time(Duration::from_secs_f64(seconds))
 }
 
 /// Returns the traffic, as a part of a line.

@@ -1,131 +1,99 @@
-//! Reads the settings file again while the gateway runs.
+//! Compares the settings file with what runs.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use anyhow::Result;
-use smbdirect_gateway::{Live, Service, Settings};
-use tracing::warn;
 
 use super::{
-    Gateway,
+    Gateway, Planned,
     file::{Given, SettingsFile},
-    output::Event,
 };
-use crate::{options, report::Report};
 
-/// The keys of the file that can change while the gateway runs: the keys of [`Live`], and the key of the log.
-const LIVE_KEYS: [&str; 6] = [
+/// The keys of the file that can change while the gateway runs: those of `Live`, and the key of the log.
+const LIVE_KEYS: [&str; 14] = [
     "allow",
+    "balance",
+    "check-fall",
+    "check-interval",
+    "check-rise",
+    "deny",
     "drain-timeout",
     "max-connections",
+    "max-connections-per-client",
+    "slow-start",
     "stall-limit",
+    "trusted-proxies",
     "upstream",
     "verbose",
 ];
 
-/// The settings file, and the settings that are in force.
-#[derive(Debug)]
-pub(super) struct Reloading {
-    file: SettingsFile,
-    /// The settings of the file that are in force: those that need a restart as they were at the start, the others as
-    /// they were last changed.
-    in_force: Given,
-    /// The settings that do not change while the gateway runs.
-    settings: Settings,
+/// The difference of the settings of a service from those in force.
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    /// Keys that change.
+    pub(super) changed: Vec<String>,
+    /// Keys that keep their values until a restart.
+    pub(super) needs_restart: Vec<String>,
+    /// The settings that are in force after the change.
+    pub(super) in_force: Given,
 }
 
-/// The result of reading the file again.
-#[derive(Debug)]
-struct Change {
-    changed: Vec<String>,
-    needs_restart: Vec<String>,
-    in_force: Given,
-    live: Live,
-    verbose: u8,
-}
-
-impl Reloading {
-    /// Takes the file, its settings, and what the gateway was started with.
-    pub(super) const fn new(file: SettingsFile, in_force: Given, settings: Settings) -> Self {
-        Self {
-            file,
-            in_force,
-            settings,
+/// Reads and checks the file. Returns whether it has tables, and the services.
+///
+/// # Errors
+/// The file has a fault.
+pub(super) fn plan(file: &SettingsFile) -> Result<(bool, Vec<Planned>)> {
+    let loaded = file.load::<Gateway>()?;
+    let has_tables = loaded.has_tables;
+    let mut planned = Vec::new();
+    for mut service in loaded.services {
+        let checked = service.options.check();
+        checked.map_err(|error| service.locate(error))?;
+        if has_tables && service.options.options.pcap.is_some() {
+            let what = crate::options::usage("--pcap is for a file without tables `[[service]]`");
+            return Err(service.locate(what));
         }
-    }
-
-    /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
-    /// that begin later, and a setting that needs a restart has no effect until then.
-    pub(super) fn reload(&mut self, service: &Arc<Service>, report: Report) {
-        let change = match self.read() {
-            Ok(change) => change,
-            Err(error) => {
-                warn!("the settings were not changed: {error:#}");
-                return;
-            }
-        };
-        service.set_live(change.live);
-        options::set_verbosity(change.verbose);
-        self.in_force = change.in_force;
-        let names = if change.changed.is_empty() {
-            "nothing has changed".to_owned()
-        } else {
-            format!("changed {}", change.changed.join(", "))
-        };
-        report.line(format_args!("{} read again: {names}", self.file.name()));
-        if !change.needs_restart.is_empty() {
-            warn!(
-                "these settings need a restart to change: {}",
-                change.needs_restart.join(", ")
-            );
-        }
-        report.event(&Event::Reloaded {
-            changed: &change.changed,
-            needs_restart: &change.needs_restart,
+        service.options.config = None;
+        planned.push(Planned {
+            name: service.name,
+            options: service.options,
+            given: service.given,
         });
     }
+    Ok((has_tables, planned))
+}
 
-    /// Returns what is different from the settings in force.
-    fn read(&self) -> Result<Change> {
-        let loaded = self.file.load::<Gateway>()?;
-        let checked = loaded.options.check();
-        checked.map_err(|error| loaded.locate(error))?;
-        let mut in_force = self.in_force.clone();
-        let (mut changed, mut needs_restart) = (Vec::new(), Vec::new());
-        let before = self.meaning(&self.in_force)?;
-        let mut keys: Vec<_> = loaded.given.keys().chain(self.in_force.keys()).collect();
-        keys.sort();
-        keys.dedup();
-        for key in keys {
-            let new = loaded.given.get(key);
-            let mut with = self.in_force.clone();
-            set(&mut with, key, new);
-            // A value in other words, or the default in words, is the same setting.
-            if self.meaning(&with).is_ok_and(|meaning| meaning == before) {
-                continue;
-            }
-            if LIVE_KEYS.contains(&key.as_str()) {
-                changed.push(key.clone());
-                set(&mut in_force, key, new);
-            } else {
-                needs_restart.push(key.clone());
-            }
+/// Compares the settings of a service with those in force, by what they mean: a value in other words, or the default in
+/// words, is the same setting.
+///
+/// # Errors
+/// The settings in force are not those of this command line.
+pub(super) fn difference(file: &SettingsFile, in_force: &Given, new: &Given) -> Result<Difference> {
+    let meaning = |given: &Given| {
+        let options: Gateway = file.options(given)?;
+        Ok::<_, anyhow::Error>(format!("{options:?}"))
+    };
+    let before = meaning(in_force)?;
+    let mut difference = Difference {
+        in_force: in_force.clone(),
+        ..Difference::default()
+    };
+    let keys: BTreeSet<_> = in_force.keys().chain(new.keys()).collect();
+    for key in keys {
+        let values = new.get(key);
+        let mut with = in_force.clone();
+        set(&mut with, key, values);
+        if meaning(&with).is_ok_and(|meaning| meaning == before) {
+            continue;
         }
-        let gateway: Gateway = self.file.options(&in_force)?;
-        Ok(Change {
-            changed,
-            needs_restart,
-            live: gateway.live(&self.settings)?,
-            verbose: gateway.options.verbose,
-            in_force,
-        })
+        if LIVE_KEYS.contains(&key.as_str()) {
+            difference.changed.push(key.clone());
+            set(&mut difference.in_force, key, values);
+        } else {
+            difference.needs_restart.push(key.clone());
+        }
     }
-
-    /// Returns all options with these settings, in a form that can be compared.
-    fn meaning(&self, given: &Given) -> Result<String> {
-        let options: Gateway = self.file.options(given)?;
-        Ok(format!("{options:?}"))
-    }
+    Ok(difference)
 }
 
 /// Sets a key, or removes it.

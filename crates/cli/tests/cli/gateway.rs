@@ -17,6 +17,8 @@ use crate::support::{
     Done, Listening, STEP_TIMEOUT, command, listen, listening, noise, run, start,
 };
 
+#[cfg(unix)]
+mod control;
 mod crowd;
 #[cfg(unix)]
 mod exhaustion;
@@ -27,6 +29,8 @@ mod metrics;
 mod reload;
 #[cfg(unix)]
 mod service;
+#[cfg(unix)]
+mod services;
 #[cfg(unix)]
 mod systemd;
 

@@ -1,0 +1,164 @@
+//! From options to the settings of the gateway, and the limits of the system for them.
+
+use anyhow::Result;
+use smbdirect_gateway::{Live, Settings, connection_config};
+use tracing::warn;
+
+use super::{
+    Gateway, Kind, Planned,
+    cluster::{Addresses, ClientAddress},
+};
+use crate::{
+    options::{SMB_MESSAGE_BYTES, usage},
+    report, resources, transport,
+};
+
+/// Open files other than connections: standard streams, the runtime, metrics, captures.
+const OTHER_FILES: u64 = 64;
+
+impl Gateway {
+    /// Checks what can be checked without the network. Names are not looked up, because they may have an address only
+    /// later.
+    pub(super) fn check(&self) -> Result<()> {
+        self.listen()?;
+        for upstream in self.upstream()?.all() {
+            transport::check_connectable(upstream)
+                .map_err(|error| usage(format!("upstream: {error}")))?;
+        }
+        self.check_client_address()?;
+        self.live(&self.settings()?)?;
+        if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
+            return Err(usage(
+                "--pcap cannot capture this gateway: both sides are TCP",
+            ));
+        }
+        transport::check_accepting_end(&self.options, Some(&self.connect))
+    }
+
+    /// Returns the settings that can change while the gateway runs.
+    ///
+    /// # Errors
+    /// There is not enough memory for one connection.
+    pub(super) fn live(&self, settings: &Settings) -> Result<Live> {
+        let affordable = settings.affordable_connections();
+        let max_connections = self.max_connections.min(affordable);
+        if max_connections == 0 {
+            let needed = report::bytes(2 * settings.memory_of_one());
+            return Err(usage(format!(
+                "--memory is too small: one connection needs {needed}; raise it, or lower \
+                 --max-fragmented-size"
+            )));
+        }
+        let (clients, servers) = (&self.clients, self.upstream()?.all());
+        Ok(Live {
+            balance: self.servers.balance(),
+            check: self.servers.check(servers.len()),
+            allow: clients.allow.clone(),
+            deny: clients.deny.clone(),
+            trusted_proxies: clients.trusted_proxies.clone(),
+            max_connections,
+            max_connections_per_client: clients.max_connections_per_client,
+            stall_limit: self.stall_limit,
+            drain_timeout: self.drain_timeout.0,
+            ..Live::new(servers.to_vec())
+        })
+    }
+
+    /// Returns the settings that do not change while the gateway runs.
+    ///
+    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a row can
+    /// forward the messages of clients that sign or encrypt.
+    pub(super) fn settings(&self) -> Result<Settings> {
+        let config = self
+            .options
+            .config(Some(&self.connect), Some(&self.accept))?;
+        let mut settings = config.into_settings();
+        if self.options.is_default_fragmented_size() {
+            settings.max_fragmented_receive_size = SMB_MESSAGE_BYTES;
+        }
+        Ok(Settings {
+            from: self.from.into(),
+            to: self.to.into(),
+            client_address: self.clients.client_address.into(),
+            config: connection_config(settings)?,
+            connect_timeout: self.connect.connect_timeout,
+            memory: self.memory,
+        })
+    }
+
+    /// Returns the addresses to listen on.
+    pub(super) fn listen(&self) -> Result<&Addresses> {
+        let missing = || usage("listen is missing; give an address");
+        self.listen.as_ref().ok_or_else(missing)
+    }
+
+    /// Returns the servers.
+    pub(super) fn upstream(&self) -> Result<&Addresses> {
+        let missing = || usage("upstream is missing; give an address");
+        self.upstream.as_ref().ok_or_else(missing)
+    }
+
+    /// Checks that the gateway can have the address of its clients, if that is wanted.
+    fn check_client_address(&self) -> Result<()> {
+        if self.clients.client_address != ClientAddress::Transparent {
+            return Ok(());
+        }
+        if self.to != Kind::Tcp {
+            return Err(usage(
+                "--client-address transparent is for servers on TCP: --to tcp",
+            ));
+        }
+        transport::check_transparent().map_err(|error| {
+            usage(format!(
+                "--client-address transparent is not permitted: {}; it needs CAP_NET_ADMIN or CAP_NET_RAW \
+                 (AmbientCapabilities= of the unit), and Linux",
+                report::plain(&error)
+            ))
+        })
+    }
+}
+
+/// Keeps --memory of all services together below the limit of the control group, beyond which the kernel would kill this
+/// process.
+pub(super) fn limit_memory(planned: &mut [Planned]) {
+    let Some(limit) = resources::memory_limit() else {
+        return;
+    };
+    let most = limit.bytes / 4 * 3;
+    let all = planned.iter().map(|one| one.options.memory);
+    let all = all.fold(0, u64::saturating_add);
+    if all <= most {
+        return;
+    }
+    warn!(
+        "--memory is {}, but the memory limit in {} is {}; using {}, which leaves the rest for the program itself",
+        report::bytes(all),
+        limit.file,
+        report::bytes(limit.bytes),
+        report::bytes(most)
+    );
+    for one in planned {
+        let memory = &mut one.options.memory;
+        *memory = (u128::from(*memory) * u128::from(most) / u128::from(all)) as u64;
+    }
+}
+
+/// Raises the limit of open files, and names it if it is too low for all connections.
+pub(super) fn raise_open_files(planned: &[Planned]) -> Result<()> {
+    let mut connections: u64 = 0;
+    for one in planned {
+        let live = one.options.live(&one.options.settings()?)?;
+        connections = connections.saturating_add(live.max_connections);
+    }
+    let Some(limit) = resources::raise_open_files() else {
+        return Ok(());
+    };
+    let needed = connections.saturating_mul(2).saturating_add(OTHER_FILES);
+    if limit < needed {
+        warn!(
+            "--max-connections {connections} needs {needed} open files, and the limit is {limit}; raise \
+             RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)"
+        );
+    }
+    Ok(())
+}

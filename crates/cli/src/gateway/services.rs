@@ -1,0 +1,402 @@
+//! The services of a gateway: one for each table of the settings file, or one without.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use anyhow::{Result, anyhow};
+use smbdirect_gateway::{Gateway as RunningGateway, Live, Service, Settings};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+use tracing::warn;
+
+use super::{
+    Gateway, Kind, Planned,
+    file::{Given, OF_PROCESS, SettingsFile},
+    listeners::Listeners,
+    output::{self, Event},
+    registry::Registry,
+    reload::{self, Difference},
+};
+use crate::{
+    options,
+    pcap::Capture,
+    report::Report,
+    systemd::{self, Passed},
+    transport,
+};
+
+/// The services of a gateway. Dropping it ends them.
+pub(super) struct Services {
+    report: Report,
+    file: Option<SettingsFile>,
+    /// Whether the settings file names the services.
+    has_tables: bool,
+    running: BTreeMap<String, Running>,
+    tasks: JoinSet<(String, Arc<Service>, Result<()>)>,
+    registry: Arc<Registry>,
+}
+
+/// A service that is not to end.
+struct Running {
+    service: Arc<Service>,
+    /// The settings of the file that are in force.
+    in_force: Given,
+    /// The settings that do not change while the service runs.
+    settings: Settings,
+    stop: watch::Sender<Stop>,
+    _capture: Option<Capture>,
+}
+
+/// How a service is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stop {
+    No,
+    WhenAnswered,
+    Now,
+}
+
+/// A service that listens and was not yet begun.
+pub(super) struct Started {
+    planned: Planned,
+    settings: Settings,
+    live: Live,
+    listeners: Listeners,
+}
+
+impl Services {
+    pub(super) fn new(report: Report, file: Option<SettingsFile>, has_tables: bool) -> Self {
+        Self {
+            report,
+            file,
+            has_tables,
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            registry: Arc::new(Registry {
+                has_tables,
+                services: Mutex::default(),
+                is_ending: AtomicBool::new(false),
+                drain: Notify::new(),
+            }),
+        }
+    }
+
+    /// Listens for the services of the command line or the file.
+    ///
+    /// # Errors
+    /// One of them cannot listen.
+    pub(super) async fn listen(&self, planned: Vec<Planned>) -> Result<Vec<Started>> {
+        let mut passed = systemd::passed_listeners()?;
+        let mut started = Vec::new();
+        for one in planned {
+            let of_this = if self.has_tables {
+                let (of_this, others) = passed
+                    .into_iter()
+                    .partition(|socket: &Passed| socket.name == one.name);
+                passed = others;
+                of_this
+            } else {
+                std::mem::take(&mut passed)
+            };
+            started.push(listen(one, of_this).await?);
+        }
+        if let Some(other) = passed.first() {
+            return Err(anyhow!(
+                "the service manager has passed a socket with the name {}, which no service has; set \
+                 FileDescriptorName= of the socket unit to the name of a service",
+                other.name
+            ));
+        }
+        Ok(started)
+    }
+
+    /// Begins to serve.
+    pub(super) fn begin(&mut self, started: Started) {
+        let Started {
+            planned,
+            settings,
+            live,
+            listeners,
+        } = started;
+        let Planned {
+            name,
+            options,
+            given,
+        } = planned;
+        let over = match options.from {
+            Kind::Smbdirect => transport::listening_over(&options.options),
+            Kind::Tcp => String::new(),
+        };
+        let of = if self.has_tables {
+            format!("{name}: ")
+        } else {
+            String::new()
+        };
+        for address in &listeners.addresses {
+            self.report
+                .line(format_args!("{of}listening on {address}{over}"));
+            self.report.event(&Event::Listening {
+                address: address.to_string(),
+                transport: (options.from == Kind::Smbdirect).then_some(options.options.transport),
+                service: &name,
+            });
+        }
+        let show = output::Show::new(self.report, &name, self.has_tables);
+        let service = Arc::new(Service::new(
+            settings.clone(),
+            live,
+            listeners.rdma,
+            listeners.addresses,
+            move |event: &smbdirect_gateway::Event<'_>| show.show(event),
+        ));
+        let (stop, stopped) = watch::channel(Stop::No);
+        let gateway = RunningGateway::new(service.clone(), listeners.listeners);
+        self.tasks
+            .spawn(serve(name.clone(), service.clone(), gateway, stopped));
+        self.registry.lock().insert(name.clone(), service.clone());
+        let running = Running {
+            service,
+            in_force: given,
+            settings,
+            stop,
+            _capture: listeners.capture,
+        };
+        self.running.insert(name, running);
+    }
+
+    /// Returns what the service manager shows.
+    pub(super) fn state(&self) -> String {
+        let services = self.running.values().map(|running| &running.service);
+        let addresses = services.flat_map(|service| service.listening());
+        let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
+        format!("listening on {}", addresses.join(", "))
+    }
+
+    /// Returns what others see of the services.
+    pub(super) fn registry(&self) -> Arc<Registry> {
+        self.registry.clone()
+    }
+
+    /// Waits until a service has ended by itself. Cancel-safe.
+    ///
+    /// # Errors
+    /// It accepts no more clients.
+    pub(super) async fn ended(&mut self) -> Result<()> {
+        let Some(ended) = self.tasks.join_next().await else {
+            return std::future::pending().await;
+        };
+        let Ok((name, service, result)) = ended else {
+            return Err(anyhow!("a service has ended by a fault of this program"));
+        };
+        self.registry.remove(&name, &service);
+        result
+    }
+
+    /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
+    /// that begin later, and a setting that needs a restart has no effect until then. Dropping the future changes nothing.
+    pub(super) async fn reload(&mut self) {
+        let Some(file) = &self.file else {
+            warn!(
+                "SIGHUP: the gateway was started without --config, so there is no file to read again"
+            );
+            return;
+        };
+        let name = file.name();
+        let change = match self.prepare(file).await {
+            Ok(change) => change,
+            Err(error) => {
+                warn!("the settings were not changed: {error:#}");
+                return;
+            }
+        };
+        let reloaded = self.apply(change);
+        let mut parts = Vec::new();
+        for (what, names) in [
+            ("changed", &reloaded.changed),
+            ("added", &reloaded.added),
+            ("removed", &reloaded.removed),
+        ] {
+            if !names.is_empty() {
+                parts.push(format!("{what} {}", names.join(", ")));
+            }
+        }
+        if parts.is_empty() {
+            parts.push("nothing has changed".into());
+        }
+        self.report
+            .line(format_args!("{name} read again: {}", parts.join("; ")));
+        if !reloaded.needs_restart.is_empty() {
+            warn!(
+                "these settings need a restart to change: {}",
+                reloaded.needs_restart.join(", ")
+            );
+        }
+        self.report.event(&Event::Reloaded {
+            changed: &reloaded.changed,
+            needs_restart: &reloaded.needs_restart,
+            added: &reloaded.added,
+            removed: &reloaded.removed,
+        });
+    }
+
+    /// Reads the file, and prepares the change: new services listen already.
+    async fn prepare(&self, file: &SettingsFile) -> Result<Change> {
+        let (has_tables, planned) = reload::plan(file)?;
+        if has_tables != self.has_tables {
+            return Err(anyhow!(
+                "tables `[[service]]` in place of a single service, or the reverse, need a restart"
+            ));
+        }
+        let names: BTreeSet<_> = planned.iter().map(|one| one.name.clone()).collect();
+        let removed = self.running.keys().filter(|&name| !names.contains(name));
+        let mut change = Change {
+            removed: removed.cloned().collect(),
+            ..Change::default()
+        };
+        let mut new = Vec::new();
+        for one in planned {
+            let Some(running) = self.running.get(&one.name) else {
+                new.push(one);
+                continue;
+            };
+            let difference = reload::difference(file, &running.in_force, &one.given)?;
+            let gateway: Gateway = file.options(&difference.in_force)?;
+            change.verbose = gateway.options.verbose;
+            let live = gateway.live(&running.settings)?;
+            change.changed.push((one.name, difference, live));
+        }
+        for one in new {
+            change.verbose = one.options.options.verbose;
+            change.added.push(listen(one, Vec::new()).await?);
+        }
+        Ok(change)
+    }
+
+    /// Changes what runs.
+    fn apply(&mut self, change: Change) -> Reloaded {
+        let mut reloaded = Reloaded {
+            removed: change.removed,
+            ..Reloaded::default()
+        };
+        options::set_verbosity(change.verbose);
+        let with_service = |service: &str, keys: Vec<String>| -> Vec<String> {
+            let of_service = |key: String| {
+                if self.has_tables && !OF_PROCESS.contains(&key.as_str()) {
+                    format!("{service}.{key}")
+                } else {
+                    key
+                }
+            };
+            keys.into_iter().map(of_service).collect()
+        };
+        for (name, difference, live) in change.changed {
+            reloaded
+                .changed
+                .extend(with_service(&name, difference.changed));
+            let needs_restart = with_service(&name, difference.needs_restart);
+            reloaded.needs_restart.extend(needs_restart);
+            if let Some(running) = self.running.get_mut(&name) {
+                running.service.set_live(live);
+                running.in_force = difference.in_force;
+            }
+        }
+        // Settings of the process are in the difference of each service.
+        for list in [&mut reloaded.changed, &mut reloaded.needs_restart] {
+            let unique: BTreeSet<_> = std::mem::take(list).into_iter().collect();
+            list.extend(unique);
+        }
+        for name in &reloaded.removed {
+            if let Some(running) = self.running.remove(name) {
+                running.stop.send_replace(Stop::WhenAnswered);
+            }
+        }
+        for started in change.added {
+            reloaded.added.push(started.planned.name.clone());
+            self.begin(started);
+        }
+        reloaded
+    }
+
+    /// Ends all services: first the sessions whose requests are answered, and all of them after the drain timeout or
+    /// when `urgent` resolves.
+    pub(super) async fn end(mut self, urgent: impl Future<Output = ()>) {
+        let stops: Vec<_> = self
+            .running
+            .values()
+            .map(|running| running.stop.clone())
+            .collect();
+        let stop_all = |stop| {
+            for sender in &stops {
+                sender.send_replace(stop);
+            }
+        };
+        self.registry.is_ending.store(true, Relaxed);
+        stop_all(Stop::WhenAnswered);
+        tokio::select! {
+            () = async { while self.tasks.join_next().await.is_some() {} } => return,
+            () = urgent => stop_all(Stop::Now),
+        }
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// Listens for a service.
+async fn listen(planned: Planned, passed: Vec<Passed>) -> Result<Started> {
+    let settings = planned.options.settings()?;
+    Ok(Started {
+        live: planned.options.live(&settings)?,
+        listeners: Listeners::open(&planned.options, passed).await?,
+        settings,
+        planned,
+    })
+}
+
+/// Serves until the service is to end.
+async fn serve(
+    name: String,
+    service: Arc<Service>,
+    mut gateway: RunningGateway,
+    mut stop: watch::Receiver<Stop>,
+) -> (String, Arc<Service>, Result<()>) {
+    let mut later = stop.clone();
+    let result = tokio::select! {
+        served = gateway.serve() => served.map(|never| match never {}),
+        _ = stop.wait_for(|&stop| stop > Stop::No) => Ok(()),
+    };
+    if result.is_ok() {
+        gateway
+            .end(async {
+                if later.wait_for(|&stop| stop == Stop::Now).await.is_err() {
+                    // The service was removed; its drain timeout ends it.
+                    std::future::pending::<()>().await;
+                }
+            })
+            .await;
+    }
+    (name, service, result)
+}
+
+/// A change that is prepared.
+#[derive(Default)]
+struct Change {
+    changed: Vec<(String, Difference, Live)>,
+    added: Vec<Started>,
+    removed: Vec<String>,
+    verbose: u8,
+}
+
+/// What a reload has changed.
+#[derive(Debug, Default)]
+struct Reloaded {
+    changed: Vec<String>,
+    needs_restart: Vec<String>,
+    added: Vec<String>,
+    removed: Vec<String>,
+}
