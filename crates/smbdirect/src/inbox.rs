@@ -346,6 +346,13 @@ impl Config {
     /// Messages that were taken are not counted. Memory that waits to be used again is not counted either,
     /// because all connections of a process share it. Memory of the peer, which an in-process provider delivers,
     /// is not counted.
+    ///
+    /// ```
+    /// # use smbdirect::Config;
+    /// # let config = Config::default();
+    /// let clients = (2 << 30) / config.receive_memory(); // The most that 2 GiB of memory carry.
+    /// # assert!(clients > 100);
+    /// ```
     pub fn receive_memory(&self) -> usize {
         // Copied short messages fill at least three quarters of each arena except the first and the last.
         let waiting = self.receive_buffer() / 3 * 4 + 2 * ARENA_BYTES;

@@ -108,6 +108,20 @@ impl Connection {
     /// Asks the peer for a keepalive, and waits until it answers. Returns the time that this took: one
     /// round trip, or less if another message of the peer arrives first.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// let round_trip = client.keepalive().await?;
+    /// println!("{} is alive, and answered after {round_trip:?}", client.peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// A future that was never polled asks for nothing. After its first poll, dropping it does not recall
     /// the keepalive.
@@ -125,11 +139,41 @@ impl Connection {
     }
 
     /// Returns the limits negotiated with the peer (3.1.4.7).
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// let longest = client.negotiated().max_fragmented_send_size as usize;
+    /// assert!(client.send(vec![0; longest]).is_ok());
+    /// assert!(client.send(vec![0; longest + 1]).is_err()); // The peer could not reassemble it.
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn negotiated(&self) -> Negotiated {
         self.handle.negotiated
     }
 
     /// Returns the credits of both directions.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// let credits = client.credits();
+    /// println!("{} messages may leave now", credits.send_credits);
+    /// println!("{} messages may arrive now", credits.granted);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn credits(&self) -> Credits {
         self.shared().with(|state| state.credits())
     }
@@ -157,27 +201,96 @@ impl Connection {
     /// Returns the number of the connection; the first connection of the process has number 1. All clones of a
     /// handle have the same number, no other connection has it, and `metrics::ConnectionSnapshot::id` is the
     /// same.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// let same = client.clone();
+    /// assert_eq!(client.id(), same.id());
+    /// assert_ne!(client.id(), server.id()); // The two ends are two connections of this process.
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn id(&self) -> u64 {
         self.handle.id
     }
 
     /// Returns the address of the peer.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// assert_eq!(client.peer_addr(), listener.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn peer_addr(&self) -> SocketAddr {
         self.handle.peer_addr
     }
 
     /// Returns the address of this end.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// assert_eq!(client.local_addr(), server.peer_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_addr(&self) -> SocketAddr {
         self.handle.local_addr
     }
 
     /// Returns whether a message with SMB_DIRECT_RESPONSE_REQUESTED (2.2.3) was sent or is about to be sent, and
     /// nothing has arrived since.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::MessageOptions;
+    /// # let mut options = MessageOptions::default();
+    /// # options.response_requested = true;
+    /// client.send_with("request", options)?;
+    /// assert!(client.is_response_due()); // No keepalive is needed: an answer is on its way.
+    /// # server.recv().await?;
+    /// server.send("answer")?;
+    /// client.recv().await?;
+    /// assert!(!client.is_response_due());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_response_due(&self) -> bool {
         self.shared().with(|state| state.awaits_answer())
     }
 
     /// Runs `log` in the tracing span of the connection, so that its lines name the connection.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// connection.in_span(|| tracing::info!("session 7 begins")); // connection{peer=.. local=..}: session 7 begins
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn in_span(&self, log: impl FnOnce()) {
         let span = self.shared().with(|state| state.span());
         span.in_scope(log);

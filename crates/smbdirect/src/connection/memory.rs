@@ -50,6 +50,29 @@ impl Connection {
     /// becomes a region of its own, in order, and the list of their descriptors is the range. To register
     /// a buffer of 4 GiB or more, split it and pass the parts to this method.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use bytes::BytesMut;
+    /// # use smbdirect::Access;
+    /// let buffers = [BytesMut::zeroed(4), BytesMut::zeroed(4)];
+    /// let mut regions = client.register_all(buffers, Access::REMOTE_WRITE)?;
+    /// let range: Vec<_> = regions.iter().map(|region| region.descriptor()).collect();
+    /// server.write(&range, 2, "data").await?; // The end of the first buffer, and the begin of the second.
+    /// server.send("written")?.await?;
+    ///
+    /// client.recv().await?;
+    /// assert_eq!(regions.remove(0).deregister().await?, "\0\0da");
+    /// assert_eq!(regions.remove(0).deregister().await?, "ta\0\0");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Fails if one of the buffers cannot be registered. The registrations made by this call are then
     /// ended, and the error returns the buffers.

@@ -48,6 +48,28 @@ impl Connection {
     /// Receives the part of the next message that has arrived, and waits only if no part of it has
     /// arrived. Afterwards, [`recv`](Self::recv) returns the rest of that message.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// client.send(vec![7; 100_000])?;
+    /// let mut length = 0;
+    /// loop {
+    ///     let segment = server.recv_segment().await?; // Work on it begins before the rest has arrived.
+    ///     length += segment.payload.len();
+    ///     if segment.remaining == 0 {
+    ///         break;
+    ///     }
+    /// }
+    /// assert_eq!(length, 100_000);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
     ///
@@ -62,6 +84,14 @@ impl Connection {
     /// The poll function of [`recv_segment`](Self::recv_segment), for futures that are written by hand. The
     /// connection keeps the waker until a segment arrives or the connection ends.
     ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// let segment = std::future::poll_fn(|context| connection.poll_recv_segment(context)).await?;
+    /// println!("{} bytes, and {} are missing", segment.payload.len(), segment.remaining);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Returns why the connection is over.
     pub fn poll_recv_segment(
@@ -74,6 +104,25 @@ impl Connection {
 
     /// Receives up to `limit` messages that have arrived, and waits only if there is none. Appends them to
     /// `messages` and returns their number, which is 0 only if `limit` is 0.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # client.send_many(&mut vec!["one".into(), "two".into()])?.await?;
+    /// let mut messages = Vec::new();
+    /// let count = server.recv_many(&mut messages, 16).await?; // 16 at most: those that have arrived.
+    /// assert_eq!(count, messages.len());
+    /// for message in messages.drain(..) {
+    ///     println!("{} bytes", message.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future loses no message, and leaves `messages` unchanged.
@@ -104,6 +153,24 @@ impl Connection {
     /// A wake-up takes longer than many round trips, so polling shortens latency. It costs a core,
     /// though: while a future polls, nothing else runs on its thread, and on a runtime with one thread
     /// not even the connection's own task. A busy peer answers within some tens of microseconds.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use std::time::Duration;
+    /// client.set_busy_poll(Duration::from_micros(50));
+    /// client.send("ping")?;
+    /// # server.send("pong")?;
+    /// let answer = client.recv().await?; // Within 50 us, the answer finds this thread awake.
+    /// # assert_eq!(answer.into_bytes(), "pong");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set_busy_poll(&self, duration: Duration) {
         self.shared().with(|state| state.set_busy_poll(duration));
     }

@@ -110,6 +110,25 @@ impl Connection {
     /// Sends messages in order, as calls of [`send`](Self::send) would, at a lower cost per message. Empties
     /// the list and keeps its capacity. The future resolves when the last message is reported as sent.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::Message;
+    /// let mut batch: Vec<Message> = vec!["one".into(), "two".into()];
+    /// client.send_many(&mut batch)?.await?; // Both are sent.
+    /// assert!(batch.is_empty());
+    /// batch.push("three".into()); // The list is used again.
+    /// client.send_many(&mut batch)?.await?;
+    /// # assert_eq!(server.recv().await?.into_bytes(), "one");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future recalls no message.
     ///
@@ -124,6 +143,23 @@ impl Connection {
     }
 
     /// Sends a message as [`send`](Self::send) does, with options (3.1.4.2).
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::MessageOptions;
+    /// let mut options = MessageOptions::default();
+    /// options.response_requested = true;
+    /// client.send_with("the last for now", options)?; // The peer answers, and grants credits.
+    /// # assert_eq!(server.recv().await?.into_bytes(), "the last for now");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping the future does not recall the message.
@@ -146,6 +182,25 @@ impl Connection {
 
     /// Sends a message if it can start immediately.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// # use smbdirect::TrySendError;
+    /// match client.try_send("progress: 40 %") {
+    ///     Ok(_sending) => {}
+    ///     Err(TrySendError::NotReady(_)) => {} // The peer is slow: the next report replaces this one.
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # assert_eq!(server.recv().await?.into_bytes(), "progress: 40 %");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future does not recall the message.
     ///
@@ -164,6 +219,23 @@ impl Connection {
 
     /// Waits until a message can start immediately.
     ///
+    /// ```
+    /// # use smbdirect::{Config, Connection, Listener, Loopback};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let provider = Loopback::new();
+    /// # let mut listener = Listener::bind(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let client = Connection::connect(&provider, "127.0.0.1:445", Config::default()).await?;
+    /// # let server = listener.accept().await?;
+    /// for number in 0..3 {
+    ///     client.ready().await?; // If the peer is slow, this loop waits, and no message does.
+    ///     client.send(format!("block {number}"))?;
+    /// }
+    /// # assert_eq!(server.recv().await?.into_bytes(), "block 0");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     ///
@@ -178,6 +250,22 @@ impl Connection {
 
     /// The poll function of [`ready`](Self::ready), for futures that are written by hand. The connection keeps
     /// the waker until the condition is true or the connection ends.
+    ///
+    /// ```no_run
+    /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::{
+    ///     future::poll_fn,
+    ///     task::{Poll, ready},
+    /// };
+    ///
+    /// let submitted = poll_fn(|context| {
+    ///     ready!(connection.poll_ready(context))?;
+    ///     Poll::Ready(connection.send("made when it can start"))
+    /// });
+    /// submitted.await?.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Fails as [`ready`](Self::ready) does.

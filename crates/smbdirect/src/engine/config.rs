@@ -146,6 +146,14 @@ impl Default for Settings {
 
 impl Settings {
     /// Returns the settings of Windows (product notes 3 and 8 of the specification).
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Settings};
+    /// // A test of how a peer copes with the short messages of Windows.
+    /// let config = Config::new(Settings::windows())?;
+    /// assert_eq!(config.max_send_size, 1364);
+    /// # Ok::<(), smbdirect::ConfigError>(())
+    /// ```
     pub fn windows() -> Self {
         Self {
             max_send_size: 1364,
@@ -154,6 +162,14 @@ impl Settings {
     }
 
     /// Returns the settings of the Linux client and ksmbd since 2026.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Settings};
+    /// // Linux takes upper-layer messages of up to 173,910 bytes; the default is 1 MiB.
+    /// let config = Config::new(Settings::linux())?;
+    /// assert_eq!(config.max_fragmented_receive_size, 173_910);
+    /// # Ok::<(), smbdirect::ConfigError>(())
+    /// ```
     pub fn linux() -> Self {
         Self {
             max_send_size: 1364,
@@ -167,7 +183,13 @@ impl Settings {
 /// Longest duration of a timer. Adding a longer one to an `Instant` could overflow.
 const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Settings that have been checked.
+/// Settings that have been checked. The checked values are read as fields:
+///
+/// ```
+/// # use smbdirect::Config;
+/// let config = Config::default();
+/// assert_eq!(config.keepalive_interval.as_secs(), 120);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config(Settings);
 
@@ -202,6 +224,14 @@ impl From<ConfigError> for io::Error {
 impl Config {
     /// Checks each setting and the relations between them. A duration above a hundred years, such
     /// as [`Duration::MAX`], is reduced to a hundred years.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Settings};
+    /// let mut settings = Settings::default();
+    /// settings.max_receive_size = 100;
+    /// let error = Config::new(settings).unwrap_err();
+    /// assert_eq!(error.to_string(), "max_receive_size is 100, at least 128 is needed");
+    /// ```
     ///
     /// # Errors
     /// Returns the first setting that is invalid.
@@ -273,6 +303,16 @@ impl Config {
 
     /// Returns the limit, in bytes, of the memory for received and expected messages: the setting
     /// `receive_buffer` or its default.
+    ///
+    /// ```
+    /// # use smbdirect::{Config, Settings};
+    /// let mut settings = Settings::default();
+    /// settings.receive_credit_max = 30; // For a server with very many clients.
+    /// let small = Config::new(settings)?;
+    /// assert_eq!(Config::default().receive_buffer(), 8_404_992);
+    /// assert_eq!(small.receive_buffer(), 4_718_592);
+    /// # Ok::<(), smbdirect::ConfigError>(())
+    /// ```
     pub fn receive_buffer(&self) -> usize {
         let default =
             || needed_for_credits(&self.0) * 2 + self.0.max_fragmented_receive_size as usize * 4;
@@ -280,6 +320,16 @@ impl Config {
     }
 
     /// Returns the settings, as a base for changed settings.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use smbdirect::Config;
+    /// # let config = Config::default();
+    /// let mut settings = config.into_settings();
+    /// settings.keepalive_interval = Duration::from_secs(10);
+    /// let config = Config::new(settings)?;
+    /// # Ok::<(), smbdirect::ConfigError>(())
+    /// ```
     pub fn into_settings(self) -> Settings {
         self.0
     }
