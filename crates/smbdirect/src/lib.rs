@@ -17,6 +17,15 @@
 //!   └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! A program also needs `bytes`, and `tokio` with a runtime:
+//!
+//! ```toml
+//! [dependencies]
+//! bytes = "1"
+//! smbdirect = "0.1"
+//! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
+//! ```
+//!
 //! ```
 //! # #[cfg(feature = "tokio")]
 //! # #[tokio::main]
@@ -30,7 +39,7 @@
 //! let client = Connection::connect(&provider, address, Config::default()).await?;
 //! let server = listener.accept().await?;
 //!
-//! // A message. The future resolves when its last segment was handed to the wire.
+//! // A message. The call submits it, and the future resolves when it has left.
 //! client.send("hello")?.await?;
 //! assert_eq!(server.recv().await?.into_bytes(), "hello");
 //!
@@ -50,12 +59,14 @@
 //!
 //! | question | answer |
 //! |---|---|
+//! | Is it protected? | No. SMB Direct has neither encryption nor authentication. An upper layer can protect its messages, as SMB does. A peer reaches only the memory that is registered for it on its connection. Use a network that you trust, or a tunnel. |
+//! | Which runtime? | A tokio runtime of either kind, with I/O and time enabled. Methods are called within it; handles may be dropped anywhere. The task of a connection grants credits and answers keepalives, so a `current_thread` runtime has to be kept running. |
 //! | Which provider? | [`Iwarp`] between machines, [`Roce`] for peers that speak RoCE, [`Loopback`] in tests. One value serves any number of connections. |
 //! | Which addresses? | What tokio takes: `"server:5445"`, a `SocketAddr`, a pair of host and port. Names are looked up, and each address is tried. The port is 5445 over iWARP and 445 over RoCE. |
 //! | Does a slow client delay [`accept`](Listener::accept)? | No. Each peer negotiates in a task of its own, and one that fails is logged. An error of `accept` is one of the listener: it has ended. To refuse or configure peers one by one, use [`IncomingListener`]. |
 //! | How does a connection end? | [`close`](Connection::close), or drop the last handle: both send what was submitted first. [`recv`](Connection::recv) then returns [`ConnectionError::Closed`] at the peer. [`closed`](Connection::closed) waits for the end. A peer whose process was killed may also look as if it had closed. |
 //! | Which calls are cancel-safe? | All. A `select!` or a timeout around `accept` or `recv` loses nothing, and a dropped [`Sending`] or [`Writing`] is still sent. |
-//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s for a peer to negotiate, a keepalive after 120 s without a message, 5 s for its answer, and 5 s for credits from a peer that does not receive. `close` waits as long as submitted work completes within the interval of keepalives. [`IwarpConfig`] has shorter ones: 10 s for an address that does not answer, and 5 s for the end of TCP after a close. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
+//! | Which timeouts exist? | Those in [`Settings`]: 120 s to connect, 5 s for a peer to negotiate, a keepalive after 120 s without a message, 5 s for its answer, and 5 s for credits from a peer that does not receive. `close` waits as long as submitted work completes within the interval of keepalives. [`IwarpConfig`] and [`RoceConfig`] have shorter ones: 10 s for an address that does not answer, and 5 s for the end after a close. A shorter `tokio::time::timeout` around `connect` abandons the attempt. |
 //! | Is an error worth a retry? | [`ConnectionError::is_retryable`] and [`ConnectError::is_retryable`] say so; [`ConnectionError`] has a table of reasons. |
 //! | One type of error? | Every error converts to `std::io::Error`. [`SendError`] and [`TransferFault`] take a [`ConnectionError`] by `?`. |
 //! | How long may a message be? | [`Negotiated::max_fragmented_send_size`], 1 MiB by default; the receiver sets it by [`Settings::max_fragmented_receive_size`]. |
@@ -159,14 +170,14 @@
 //! | bytes to the socket | while `stream.prepare() > 0`: `transmit_slices(&mut slices)` fills in `IoSlice`s and returns their number, and `transmitted(count)` takes the number of bytes written |
 //! | bytes from the socket | `stream.handle_bytes`, and `handle_end` at its end |
 //! | time | `engine.poll_timeout` is when to call `handle_timeout` |
-//! | messages | `engine.send(MessageId::UNWATCHED, bytes, None)`; `Event::Segment { payload, remaining, .. }` is a part of a message, the last one if nothing remains |
+//! | messages | `engine.send(MessageId::UNWATCHED, bytes.into(), None)`; `Event::Segment { payload, remaining, .. }` is a part of a message, the last one if nothing remains |
 //! | end | `engine.close`, then `stream.close` and `finish` after `Event::Closed` |
 //!
 //! # Examples and modules
 //!
-//! The folder `examples` of this package has whole programs: `echo_server`, `reconnect` (a client), `rdma`,
-//! `write_progress`, `provider`, `sans_io`, `event_loop`. The pages `docs/upper-layer.md`, `docs/providers.md` and
-//! `docs/sans-io.md` of the repository are the guides.
+//! The folder `examples` of this package has whole programs: `echo` (both ends), `echo_server` (many clients),
+//! `reconnect` (a client), `rdma`, `write_progress`, `provider`, `sans_io`, `event_loop`. The pages
+//! `docs/upper-layer.md`, `docs/providers.md` and `docs/sans-io.md` of the repository are the guides.
 //!
 //! | module | for |
 //! |---|---|
