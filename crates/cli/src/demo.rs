@@ -405,7 +405,7 @@ fn report_connection(
     ));
     let ends = [active.negotiated(), passive.negotiated()];
     let credits = [active.credits(), passive.credits()];
-    let version = format!("SMB Direct {}", report::version(ends[0].protocol));
+    let version = format!("SMB Direct {}", report::VERSION);
     let head = format!("{version:<24}{:>14}{:>14}", "connecting", "listening");
     report.line(style.dim(&head));
     let row = |name: &str, [active, passive]: [String; 2]| {

@@ -163,7 +163,7 @@ impl Ping {
         } else {
             "keepalive".into()
         };
-        let version = report::version(negotiated.protocol);
+        let version = report::VERSION;
         report.line(format_args!(
             "{} by {kind}, over {transport}, SMB Direct {version}",
             report.style.bold(&address.to_string()),

@@ -17,9 +17,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 use smbdirect_transport::{Curable, Setting};
 pub(crate) use smbdirect_transport::{
-    NegotiatedReport,
+    NegotiatedReport, VERSION,
     text::{bytes, count, part, per_second, plain, plural, printable, rate, time},
-    version,
 };
 
 use crate::{

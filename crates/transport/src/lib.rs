@@ -27,7 +27,7 @@ pub use addresses::{
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{Curable, Setting, explain_connect, explain_end, explain_listen, limit_cure};
 pub use kind::Kind;
-pub use negotiated::{NegotiatedReport, version};
+pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};

@@ -19,7 +19,7 @@ pub struct NegotiatedReport {
 impl From<Negotiated> for NegotiatedReport {
     fn from(negotiated: Negotiated) -> Self {
         Self {
-            version: version(negotiated.protocol),
+            version: VERSION,
             max_send_size: negotiated.max_send_size,
             max_receive_size: negotiated.max_receive_size,
             max_fragmented_send_size: negotiated.max_fragmented_send_size,
@@ -30,10 +30,5 @@ impl From<Negotiated> for NegotiatedReport {
     }
 }
 
-/// Returns the name of a version of the protocol. 1.0 is the only one.
-pub fn version(protocol: u16) -> &'static str {
-    match protocol {
-        0x0100 => "1.0",
-        _ => "unknown",
-    }
-}
+/// The version of the protocol ([MS-SMBD] 2.2.2) that every negotiation agrees on: there is no other.
+pub const VERSION: &str = "1.0";
