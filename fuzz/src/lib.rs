@@ -3,7 +3,7 @@
 //! `tests/smoke.rs` with mutations of those.
 #![deny(unsafe_code)]
 
-// The interface of C is the only one that needs `unsafe`.
+// The interfaces of C are the only ones that need `unsafe`.
 #[cfg(unix)]
 mod capi_calls;
 mod capture_reader;
@@ -18,6 +18,8 @@ mod roce_endpoint;
 mod roce_packet;
 mod roce_queue_pair;
 mod smb2;
+#[cfg(target_os = "linux")]
+mod tdi_calls;
 mod wire_decode;
 #[cfg(target_os = "linux")]
 mod work_completions;
@@ -35,6 +37,8 @@ pub use roce_endpoint::roce_endpoint;
 pub use roce_packet::roce_packet;
 pub use roce_queue_pair::roce_queue_pair;
 pub use smb2::smb2;
+#[cfg(target_os = "linux")]
+pub use tdi_calls::{tdi_calls, tdi_calls_and_statuses};
 pub use wire_decode::wire_decode;
 #[cfg(target_os = "linux")]
 pub use work_completions::work_completions;

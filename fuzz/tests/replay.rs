@@ -94,6 +94,25 @@ fn smb2() {
     replay("smb2");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn tdi_calls() {
+    replay("tdi_calls");
+}
+
+/// Requests that only fail would test little: each that the transport has succeeds in some input.
+#[cfg(target_os = "linux")]
+#[test]
+fn every_request_of_tdi_succeeds_in_some_input() {
+    let mut seen = BTreeSet::new();
+    for input in corpus("tdi_calls") {
+        seen.extend(smbdirect_fuzz::tdi_calls_and_statuses(&input.bytes));
+    }
+    for minor in (0x01..=0x08).chain([0x0B, 0x0C]) {
+        assert!(seen.contains(&(minor, 0)), "{minor:#x}");
+    }
+}
+
 #[test]
 fn wire_decode() {
     replay("wire_decode");

@@ -16,7 +16,7 @@ const ITERATIONS: u64 = 500;
 /// Length of the longest input in bytes. Longer ones would only be slower.
 const LONGEST: usize = 2000;
 
-/// How many times fewer inputs of calls of libsmbdirect are tried: each makes connections, and so takes
+/// How many times fewer inputs of calls of libsmbdirect and of TDI are tried: each makes connections, and so takes
 /// milliseconds where others take microseconds.
 const CALLS_DIVISOR: u64 = 50;
 
@@ -25,7 +25,7 @@ fn smoke(name: &str) {
     let number = |variable| env::var(variable).ok().map(|text| text.parse().unwrap());
     let iterations: u64 = number("SMBDIRECT_FUZZ_ITERATIONS").unwrap_or(ITERATIONS);
     let iterations = match name {
-        "capi_calls" => iterations.div_ceil(CALLS_DIVISOR),
+        "capi_calls" | "tdi_calls" => iterations.div_ceil(CALLS_DIVISOR),
         _ => iterations,
     };
     let seed: u64 = number("SMBDIRECT_FUZZ_SEED").unwrap_or(1);
@@ -132,6 +132,12 @@ fn roce_queue_pair() {
 #[test]
 fn smb2() {
     smoke("smb2");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn tdi_calls() {
+    smoke("tdi_calls");
 }
 
 #[test]

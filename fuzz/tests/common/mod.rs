@@ -29,6 +29,8 @@ pub(crate) fn target(name: &str) -> Run {
         "roce_packet" => smbdirect_fuzz::roce_packet,
         "roce_queue_pair" => smbdirect_fuzz::roce_queue_pair,
         "smb2" => smbdirect_fuzz::smb2,
+        #[cfg(target_os = "linux")]
+        "tdi_calls" => smbdirect_fuzz::tdi_calls,
         "wire_decode" => smbdirect_fuzz::wire_decode,
         #[cfg(target_os = "linux")]
         "work_completions" => smbdirect_fuzz::work_completions,
