@@ -345,3 +345,41 @@ fn each_header_compiles_by_itself() {
         }
     }
 }
+
+/// Returns the functions that the headers declare, and the variable.
+fn declared() -> BTreeSet<String> {
+    let mut names = BTreeSet::from(["IoFileObjectType".to_owned()]);
+    for header in HEADERS {
+        let text = fs::read_to_string(source().join("include").join(header)).unwrap();
+        for rest in text.split(" NTAPI ").skip(1) {
+            let (name, _) = rest.split_once('(').unwrap();
+            names.insert(name.to_owned());
+        }
+    }
+    names
+}
+
+/// The library that is installed exports the names of its map.
+#[test]
+fn library_has_the_functions_of_the_headers_and_no_others() {
+    let names = declared();
+    assert!(names.len() > 30, "{names:?}");
+    let symbols: String = names.iter().map(|name| format!("    {name};\n")).collect();
+    let map = fs::read_to_string(source().join("smbdirect-tdi.map")).unwrap();
+    assert_eq!(
+        map,
+        format!("SMBDIRECT_TDI_0 {{\n  global:\n{symbols}  local:\n    *;\n}};\n")
+    );
+    if !available("nm") {
+        return;
+    }
+    let library = common::libraries().join("libsmbdirect_tdi_c.so");
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let exported = text.lines().filter_map(|line| line.rsplit(' ').next());
+    assert_eq!(exported.map(str::to_owned).collect::<BTreeSet<_>>(), names);
+}
