@@ -28,9 +28,11 @@ use super::{
 };
 
 /// Maximum number of clients that are served at the same time; further ones wait.
-const MAX_CLIENTS: usize = 16;
+const MAX_CLIENTS: usize = 64;
 /// Longest time for a client to send a request and take the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for a client to send a request, so that clients that say nothing delay others only shortly.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time for a client that uses the reserved file descriptor. Others wait for it.
 const RESERVED_CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failure to accept a client, for example because file descriptors ran out.
@@ -93,7 +95,7 @@ async fn serve_one(stream: Box<dyn Connection>, site: &Site, limit: Duration) {
     let serving = http1::Builder::new()
         .keep_alive(false)
         .timer(TokioTimer::new())
-        .header_read_timeout(CLIENT_TIMEOUT)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     match timeout(limit, serving).await {
         Ok(Ok(())) => {}
