@@ -61,13 +61,17 @@ impl Device {
             _ => return Err(OBJECT_NAME_NOT_FOUND),
         };
         let transport = Transport::new(provider, TransportSettings::default())?;
-        let device = Box::leak(Box::new(Self {
-            transport,
-            copies: kind == Some("loopback"),
-            object: Box::into_raw(Box::new(new_object())),
-        }));
+        let device = Self::new(transport, kind == Some("loopback"));
         devices.insert(name, device);
         Ok(device)
+    }
+
+    fn new(transport: Transport, copies: bool) -> &'static Self {
+        Box::leak(Box::new(Self {
+            transport,
+            copies,
+            object: Box::into_raw(Box::new(new_object())),
+        }))
     }
 
     /// Returns the device of `object`, if it is one of this package.
@@ -162,3 +166,6 @@ pub(crate) fn wait_for<R: Send + 'static>(
     });
     receiver.recv().map_err(|_| Status::CANCELLED)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ mod common;
 mod tdi_echo;
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Read},
     net::TcpListener,
@@ -26,7 +27,7 @@ use common::{available, check_with_driver_kit, compile, libraries, options, sour
 /// Longest time for a program, under valgrind too.
 const TIME_LIMIT: Duration = Duration::from_secs(100);
 /// The clients that run.
-const CLIENTS: [&str; 8] = [
+const CLIENTS: [&str; 10] = [
     "sends",
     "requests",
     "events",
@@ -35,6 +36,8 @@ const CLIENTS: [&str; 8] = [
     "returned",
     "memory",
     "addresses",
+    "receives",
+    "listens",
 ];
 const DEVICES: [&str; 2] = ["loopback", "iwarp"];
 const VALGRIND: [&str; 6] = [
@@ -183,6 +186,7 @@ fn clients_compile_with_clang() {
 //= TDI-SEND-32 test
 //= TDI-SEND-34 test
 //= TDI-RECV-09 test
+//= TDI-RECV-17 test
 //= TDI-DISC-03 test
 //= TDI-QUERY-01 test
 #[test]
@@ -207,6 +211,7 @@ fn sends_do_what_their_page_says() {
 //= TDI-DISC-02 test
 //= TDI-DISC-06 test
 //= TDI-QUERY-02 test
+//= TDI-STATUS-02 test
 #[test]
 fn requests_complete_as_by_windows() {
     run_all("requests");
@@ -233,6 +238,27 @@ fn handlers_are_called_for_events() {
 #[test]
 fn chained_receives_lend_memory() {
     run_all("chained");
+}
+
+//= TDI-RECV-06 test
+//= TDI-RECV-08 test
+//= TDI-CHN-03 test
+//= TDI-CHN-04 test
+//= TDI-ADDR-02 test
+//= TDI-DISC-08 test
+#[test]
+fn received_data_goes_to_one_receive_or_handler_in_order() {
+    run_all("receives");
+}
+
+//= TDI-CONN-04 test
+//= TDI-CONN-05 test
+//= TDI-CONN-07 test
+//= TDI-ADDR-02 test
+//= TDI-DISC-05 test
+#[test]
+fn listens_accept_their_peers_in_order() {
+    run_all("listens");
 }
 
 #[test]
@@ -451,36 +477,77 @@ fn client_of_the_documentation_is_the_example() {
     assert!(client.lines().count() <= 60);
 }
 
-/// Each test that the table of the sentences names exists.
-#[test]
-fn tests_of_the_documentation_exist() {
-    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
-    let clients: String = files("tests/c")
-        .iter()
-        .map(|file| fs::read_to_string(file).unwrap())
-        .collect();
-    let mut sources = vec![source().join("../src"), source().join("../tests")];
-    let mut rust = String::new();
-    while let Some(path) = sources.pop() {
+/// Returns the text of the source files with this extension in a folder and the folders in it.
+fn sources(folder: &Path, extension: &str) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
         if path.is_dir() {
-            sources.extend(
-                fs::read_dir(path)
-                    .unwrap()
-                    .map(|entry| entry.unwrap().path()),
-            );
-        } else {
-            rust += &fs::read_to_string(path).unwrap();
+            text += &sources(&path, extension);
+        } else if path.extension().is_some_and(|end| end == extension) {
+            text += &fs::read_to_string(path).unwrap();
         }
     }
-    let mut rows = 0;
+    text
+}
+
+/// Returns the numbers of a list like "35, 36, 61 to 64".
+fn numbers(list: &str) -> Vec<usize> {
+    let ranges = list.split(", ").map(|part| {
+        let (first, last) = part.split_once(" to ").unwrap_or((part, part));
+        first.parse::<usize>().unwrap()..=last.parse().unwrap()
+    });
+    ranges.flatten().collect()
+}
+
+/// The table of the page has every sentence, with requirements that the sentence belongs to, and with tests that exist.
+#[test]
+fn table_of_the_documentation_has_every_sentence_and_its_tests() {
+    let root = source().join("../../..");
+    let page = fs::read_to_string(root.join("docs/tdi.md")).unwrap();
+    let specification = fs::read_to_string(root.join("specs/tdi.toml")).unwrap();
+    let clients = sources(&source().join("tests/c"), "c");
+    let devices = sources(&source().join("src"), "rs");
+    let rust = ["../src", "../tests"].map(|folder| sources(&source().join(folder), "rs"));
+    let mut seen = BTreeSet::new();
     for line in page.lines().filter(|line| line.contains("| TDI-SEND-")) {
         let cells: Vec<_> = line.split('|').map(str::trim).collect();
-        for name in cells[4].split('`').skip(1).step_by(2) {
-            assert!(clients.contains(&format!("static void {name}(")), "{name}");
+        seen.extend(numbers(cells[1]));
+        for sentence in numbers(cells[1]) {
+            let list = cells[3].strip_prefix("TDI-SEND-").unwrap();
+            let is_of = |number: usize| {
+                let id = format!("id = \"TDI-SEND-{number:02}\"");
+                let (_, row) = specification.split_once(&id).unwrap();
+                let row = row.split("[[requirement]]").next().unwrap();
+                row.contains(&format!("\"003.{sentence}\""))
+            };
+            assert!(numbers(list).into_iter().any(is_of), "{sentence}: {line}");
         }
-        let name = cells[5].trim_matches('`');
-        assert!(rust.contains(&format!("fn {name}(")), "{name}");
-        rows += 1;
+        let names = |cell: &str| {
+            cell.split('`')
+                .skip(1)
+                .step_by(2)
+                .map(str::to_owned)
+                .collect()
+        };
+        let (in_c, in_rust): (Vec<_>, Vec<_>) = (names(cells[4]), names(cells[5]));
+        for name in &in_c {
+            let is_client = clients.contains(&format!(" {name}("));
+            assert!(
+                is_client || devices.contains(&format!("fn {name}(")),
+                "{name}"
+            );
+        }
+        for name in &in_rust {
+            let function = format!("fn {name}(");
+            assert!(rust.iter().any(|text| text.contains(&function)), "{name}");
+        }
+        let is_fact = |cell: &str| cell.starts_with("a statement of fact");
+        assert!(
+            !in_c.is_empty() || is_fact(cells[4]) || is_fact(cells[5]),
+            "{line}"
+        );
+        assert!(!in_rust.is_empty() || is_fact(cells[5]), "{line}");
     }
-    assert!(rows > 10, "{rows}");
+    assert_eq!(seen, (1..=87).collect());
 }

@@ -76,6 +76,8 @@ fn constants() -> BTreeSet<String> {
     names
 }
 
+//= TDI-STATUS-01 test
+//= TDI-FLAGS-01 test
 #[test]
 fn constants_are_those_of_windows() {
     if !available("cc") {
