@@ -9,7 +9,6 @@
 //! A stream holds a block only while more unprocessed bytes are in it than fit an arena. A few blocks, which stay
 //! in the cache of a processor, therefore serve many streams.
 
-#[cfg(feature = "tokio")]
 use std::mem;
 
 use bytes::Bytes;
@@ -27,11 +26,10 @@ use super::{
     shared::{Fault, Shared},
 };
 #[cfg(feature = "tokio")]
-use crate::{software::arena, software::pool::MAX_UNCHECKED_LOANS};
-use crate::{
-    software::arena::{ARENA_BYTES, Arena},
-    software::cold_path,
-    software::pool::Account,
+use crate::software::{arena, cold_path, pool::MAX_UNCHECKED_LOANS};
+use crate::software::{
+    arena::{ARENA_BYTES, Arena},
+    pool::Account,
 };
 
 /// The rest of a tagged payload is read directly to its destination if at least this many bytes of
