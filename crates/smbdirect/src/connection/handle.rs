@@ -14,9 +14,9 @@ use crate::{
 /// messages first. Call every method within a tokio runtime. Handles may be dropped anywhere.
 ///
 /// # Delivery
-/// A message whose future [`Sending`](super::Sending) has resolved with `Ok` reaches the peer unless the peer or the network
-/// fails, or the program calls [`abort`](Self::abort). A message that was only submitted can also be lost if the
-/// peer withholds credits until a timer ends the connection.
+/// A message whose future [`Sending`](super::Sending) has resolved with `Ok` reaches the peer unless the peer or
+/// the network fails, or the program calls [`abort`](Self::abort). A message that was only submitted can also be
+/// lost if the peer withholds credits until a timer ends the connection.
 ///
 /// - **A runtime that ends**: its connections continue on a thread of the library, until their handles are dropped and
 ///   they are closed as above. Handles on other runtimes remain usable.

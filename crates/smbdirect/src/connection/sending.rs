@@ -39,7 +39,8 @@ impl Connection {
     /// ends, as Windows does. A caller of `ready` or `try_send` queues no message, so it can wait longer.
     ///
     /// The payload is dropped under the lock of the connection: a destructor of its memory
-    /// ([`Bytes::from_owner`]) that calls the connection deadlocks, and one that panics ends the connection.
+    /// ([`Bytes::from_owner`](bytes::Bytes::from_owner)) that calls the connection deadlocks, and one that panics
+    /// ends the connection.
     ///
     /// ```
     /// # use smbdirect::{Config, Connection, Listener, Loopback};
