@@ -5,7 +5,10 @@ use std::{fmt, io, net::SocketAddr};
 use tokio::net::{ToSocketAddrs, lookup_host};
 use tracing::debug;
 
-use crate::rdma::work::{ProviderError, ProviderErrorKind};
+use crate::rdma::{
+    provider::connection_span,
+    work::{ProviderError, ProviderErrorKind},
+};
 
 /// Looks up host names, and returns all addresses.
 ///
@@ -21,7 +24,7 @@ pub(crate) async fn look_up(
 /// the first.
 #[derive(Debug)]
 pub(crate) struct Failure<E> {
-    error: Option<E>,
+    error: Option<(SocketAddr, E)>,
     is_retryable: fn(&E) -> bool,
 }
 
@@ -33,22 +36,29 @@ impl<E: fmt::Display + From<ProviderError>> Failure<E> {
         }
     }
 
-    /// Records the error of an address.
+    /// Records the error of an address. Of two errors, the one that is not returned is logged.
     pub(crate) fn add(&mut self, address: SocketAddr, error: E) {
-        debug!(%address, %error, "an address failed");
         let is_retryable = self.is_retryable;
         let known = self.error.as_ref();
-        if known.is_none_or(|known| !is_retryable(known) && is_retryable(&error)) {
-            self.error = Some(error);
+        let other = if known.is_none_or(|(_, known)| !is_retryable(known) && is_retryable(&error)) {
+            self.error.replace((address, error))
+        } else {
+            Some((address, error))
+        };
+        if let Some((address, error)) = other {
+            connection_span(address).in_scope(|| debug!(%error, "an address failed"));
         }
     }
 
     /// Returns the error of the whole attempt.
     pub(crate) fn into_error(self) -> E {
-        self.error.unwrap_or_else(|| {
-            let what = "there is no address to try: the list of addresses is empty";
-            ProviderError::new(ProviderErrorKind::Local, what).into()
-        })
+        self.error.map_or_else(
+            || {
+                let what = "there is no address to try: the list of addresses is empty";
+                ProviderError::new(ProviderErrorKind::Local, what).into()
+            },
+            |(_, error)| error,
+        )
     }
 }
 
