@@ -98,8 +98,9 @@ pub use objects::{
 pub use protocol::{
     Answer, Cause, ChainedTsdu, ConnectionInfo, DisconnectFlags, EndpointState, Expedited, Inbound,
     Indication, IndicationFlags, NoResponse, NonBlocking, Outbound, OutboundTsdu, ProviderInfo,
-    ProviderStatistics, ReceiveCompletion, ReceiveEvent, ReceiveFlags, ReceiveRequest,
-    ReceiveSettings, RequestId, ResourceStatistics, SendAvailability, SendCompletion, SendEvent,
-    SendFlags, SendRequest, SendSettings, ServiceFlags, Severity, Status, Submission,
+    ProviderStatistics, ReceiveBuffer, ReceiveCompletion, ReceiveEvent, ReceiveFlags,
+    ReceiveRequest, ReceiveSettings, ReceiveTarget, RequestId, ResourceStatistics,
+    SendAvailability, SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings,
+    ServiceFlags, Severity, Status, Submission,
 };
 pub use session::{Receiving, Requested, Sending};

@@ -7,10 +7,9 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
 use smbdirect_tdi::{
-    DisconnectFlags, Endpoint, ReceiveCompletion, ReceiveFlags, Receiving, Requested,
-    SendCompletion, SendFlags, Sending, Status,
+    DisconnectFlags, Endpoint, ReceiveCompletion, ReceiveFlags, ReceiveTarget, Receiving,
+    Requested, SendCompletion, SendFlags, Sending, Status,
 };
 
 use crate::{
@@ -163,9 +162,10 @@ fn now(outcome: Outcome) -> Result<Work, Status> {
 unsafe fn return_answer(mdl: *const Mdl, answer: &[u8]) -> Result<Outcome, Status> {
     // SAFETY: the caller promises a valid chain.
     let room: usize = unsafe { parts(mdl).map(|mdl| (*mdl).byte_count as usize).sum() };
+    let copied = room.min(answer.len());
     // SAFETY: as above.
-    let target = unsafe { Target::new(mdl, room.min(answer.len()))? };
-    let copied = target.write(answer);
+    let target = unsafe { Target::new(mdl, copied)? };
+    target.writer().put(&answer[..copied]);
     let status = if copied < answer.len() {
         Status::BUFFER_OVERFLOW
     } else {
@@ -303,8 +303,9 @@ unsafe fn receive(
 ) -> Result<Work, Status> {
     // SAFETY: the caller promises a valid chain, whose memory belongs to the transport until the request completes.
     let target = unsafe { Target::new(mdl, length as usize)? };
-    let buffer = BytesMut::zeroed(target.len());
-    let receiving = Arc::new(Mutex::new(endpoint.receive(buffer, flags)));
+    let receiving = Arc::new(Mutex::new(
+        endpoint.receive_into(target.writer().into(), flags),
+    ));
     let cancelled = receiving.clone();
     let work = async move {
         let completion: ReceiveCompletion = poll_fn(|context| {
@@ -312,7 +313,7 @@ unsafe fn receive(
             Pin::<&mut Receiving>::new(&mut receiving).poll(context)
         })
         .await;
-        target.write(&completion.buffer[..completion.information]);
+        drop(target);
         (completion.status, completion.information)
     };
     let cancel = move || {

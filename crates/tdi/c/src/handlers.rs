@@ -10,7 +10,6 @@ use std::{
     },
 };
 
-use bytes::BytesMut;
 use smbdirect_tdi::{
     Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
     EndpointState, Indication, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest, RequestId,
@@ -91,8 +90,8 @@ pub(crate) struct ConnectionContext {
     /// The accept that the connect handler has returned, and where it returns the address of the peer.
     accept: Mutex<Option<(Request, Returned)>>,
     /// The receives that the receive handler has returned: that of the connection, and those of earlier connections
-    /// whose completion is still to be reported.
-    receives: Mutex<HashMap<u64, (Request, Target)>>,
+    /// whose completion is still to be reported. The target comes first: it is dropped before the request completes.
+    receives: Mutex<HashMap<u64, (Target, Request)>>,
 }
 
 /// The number of the last receive that a handler has returned.
@@ -329,8 +328,8 @@ impl Client<ConnectionContext> for Handlers {
         completion: ReceiveCompletion,
     ) {
         let posted = lock(&endpoint.context().receives).remove(&completion.id.0);
-        if let Some((request, target)) = posted {
-            target.write(&completion.buffer[..completion.information]);
+        if let Some((target, request)) = posted {
+            drop(target);
             request.complete((completion.status, completion.information));
         }
     }
@@ -427,9 +426,9 @@ unsafe fn returned_receive(
             .read();
         match Target::new((*irp).mdl_address, data.length as usize) {
             Ok(target) => {
-                let buffer = BytesMut::zeroed(target.len());
+                let buffer = target.writer().into();
                 let id = LAST_RECEIVE.fetch_add(1, Ordering::Relaxed) + 1;
-                lock(&context.receives).insert(id, (request, target));
+                lock(&context.receives).insert(id, (target, request));
                 Some(ReceiveRequest {
                     id: RequestId(id),
                     buffer,

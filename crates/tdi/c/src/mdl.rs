@@ -1,13 +1,19 @@
 //! MDLs: descriptions of the client's memory, which can be chained, and how the transport lends that memory.
 
-use std::{ffi::c_void, iter, ptr, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::c_void,
+    iter, ptr,
+    ptr::NonNull,
+    sync::{Arc, Mutex},
+};
 
 use bytes::Bytes;
 use smbdirect::Message;
-use smbdirect_tdi::Status;
+use smbdirect_tdi::{ReceiveBuffer, ReceiveTarget, Status};
 use tokio::sync::oneshot;
 
 use crate::{
+    files::lock,
     irp::nt,
     layout::{
         Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL,
@@ -207,11 +213,19 @@ pub(crate) unsafe fn spans(mdl: *const Mdl, length: usize) -> Result<Vec<Span>, 
     Ok(spans)
 }
 
-/// A place for received data, in the memory of the client's.
-pub(crate) struct Target(Vec<Span>);
+/// Parts of the client's memory.
+#[derive(Debug)]
+struct Spans(Vec<Span>);
 
-// SAFETY: the memory belongs to the transport until the request completes.
-unsafe impl Send for Target {}
+// SAFETY: the memory belongs to the transport until the target is dropped, and then there are no parts.
+unsafe impl Send for Spans {}
+
+/// A place for received data, in the memory of the client's. When it is dropped, the memory is the client's again: its
+/// writers then write nothing.
+pub(crate) struct Target {
+    spans: Arc<Mutex<Spans>>,
+    length: usize,
+}
 
 impl Target {
     /// Describes the first `length` bytes of a chain.
@@ -223,7 +237,11 @@ impl Target {
     /// As [`spans`].
     pub(crate) unsafe fn new(mdl: *const Mdl, length: usize) -> Result<Self, Status> {
         // SAFETY: the promise includes that of `spans`.
-        unsafe { spans(mdl, length) }.map(Self)
+        let spans = unsafe { spans(mdl, length)? };
+        Ok(Self {
+            spans: Arc::new(Mutex::new(Spans(spans))),
+            length,
+        })
     }
 
     /// Describes a buffer.
@@ -234,31 +252,71 @@ impl Target {
     /// # Errors
     /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the buffer is null and not empty.
     pub(crate) unsafe fn of(buffer: *mut u8, length: usize) -> Result<Self, Status> {
-        match NonNull::new(buffer) {
-            Some(start) => Ok(Self(vec![(start, length)])),
-            None if length == 0 => Ok(Self(Vec::new())),
-            None => Err(Status::INVALID_PARAMETER),
+        let spans = match NonNull::new(buffer) {
+            Some(start) => vec![(start, length)],
+            None if length == 0 => Vec::new(),
+            None => return Err(Status::INVALID_PARAMETER),
+        };
+        Ok(Self {
+            spans: Arc::new(Mutex::new(Spans(spans))),
+            length,
+        })
+    }
+
+    /// Returns what copies received data to this place.
+    pub(crate) fn writer(&self) -> Writer {
+        Writer {
+            spans: self.spans.clone(),
+            length: self.length,
+            next: (0, 0),
         }
     }
+}
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(|(_, count)| count).sum()
+impl Drop for Target {
+    fn drop(&mut self) {
+        lock(&self.spans).0.clear();
+    }
+}
+
+/// Copies received data to a [`Target`], from its start.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    spans: Arc<Mutex<Spans>>,
+    length: usize,
+    /// The part that is filled next, and the number of its bytes that are filled.
+    next: (usize, usize),
+}
+
+impl ReceiveTarget for Writer {
+    fn capacity(&self) -> usize {
+        self.length
     }
 
-    /// Copies `bytes` to the start of the target. Returns the number of bytes that had room.
-    pub(crate) fn write(&self, mut bytes: &[u8]) -> usize {
-        let length = bytes.len();
-        for (start, room) in &self.0 {
-            let count = bytes.len().min(*room);
-            // SAFETY: the span has `room` bytes, which belong to the transport.
+    fn put(&mut self, mut bytes: &[u8]) {
+        let spans = lock(&self.spans);
+        let (part, filled) = &mut self.next;
+        while let Some((start, room)) = spans.0.get(*part)
+            && !bytes.is_empty()
+        {
+            let count = bytes.len().min(room - *filled);
+            // SAFETY: the part has `room` bytes, which belong to the transport while it is in the list.
             unsafe {
-                start
-                    .as_ptr()
-                    .copy_from_nonoverlapping(bytes.as_ptr(), count);
+                let place = start.as_ptr().add(*filled);
+                place.copy_from_nonoverlapping(bytes.as_ptr(), count);
             };
             bytes = &bytes[count..];
+            *filled += count;
+            if filled == room {
+                (*part, *filled) = (*part + 1, 0);
+            }
         }
-        length - bytes.len()
+    }
+}
+
+impl From<Writer> for ReceiveBuffer {
+    fn from(writer: Writer) -> Self {
+        Self::Target(Box::new(writer))
     }
 }
 
@@ -427,4 +485,29 @@ pub unsafe extern "C" fn ExFreePoolWithTag(memory: *mut c_void, _tag: u32) {
 pub unsafe extern "C" fn ExFreePool(memory: *mut c_void) {
     // SAFETY: the promise is the same.
     unsafe { ExFreePoolWithTag(memory, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn received_data_is_copied_until_the_target_is_dropped() {
+        let mut memory = [0_u8; 10];
+        let start = memory.as_mut_ptr();
+        let mut second = description(start.wrapping_add(7).cast(), 3);
+        let mut first = description(start.cast(), 4);
+        first.next = &raw mut second;
+        // SAFETY: the chain and its memory are valid.
+        let target = unsafe { Target::new(&raw const first, 6) }.unwrap();
+        let mut writer = target.writer();
+        assert_eq!(writer.capacity(), 6);
+        writer.put(b"abc");
+        writer.put(b"de");
+        drop(target);
+        writer.put(b"f");
+        // SAFETY: nothing else uses the memory.
+        let written = unsafe { std::slice::from_raw_parts(start, 10) };
+        assert_eq!(written, b"abcd\0\0\0e\0\0");
+    }
 }

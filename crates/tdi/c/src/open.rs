@@ -8,8 +8,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use bytes::BytesMut;
-use smbdirect_tdi::{SendFlags, Share, Status};
+use smbdirect_tdi::{ReceiveFlags, SendFlags, Share, Status};
 
 use crate::{
     address,
@@ -244,11 +243,11 @@ pub unsafe extern "C" fn ZwReadFile(
         // SAFETY: the caller promises that the buffer has this length, and this call returns after it was filled.
         let target = unsafe { Target::of(buffer.cast(), length as usize)? };
         //= TDI-RECV-09
-        let receiving = endpoint.read(BytesMut::zeroed(target.len()));
+        let receiving = endpoint.receive_into(target.writer().into(), ReceiveFlags::NORMAL);
         drop(endpoint);
         wait_for(async move {
             let completion = receiving.await;
-            target.write(&completion.buffer[..completion.information]);
+            drop(target);
             (completion.status, completion.information)
         })
     };

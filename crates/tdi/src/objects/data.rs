@@ -11,7 +11,9 @@ use super::{
     types::{Endpoint, EndpointContext},
 };
 use crate::{
-    protocol::{ConnectionInfo, ReceiveFlags, RequestId, SendFlags, SendRequest, Status},
+    protocol::{
+        ConnectionInfo, ReceiveBuffer, ReceiveFlags, RequestId, SendFlags, SendRequest, Status,
+    },
     session::{Receiving, Sending, now},
 };
 
@@ -168,13 +170,18 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   time. A later receive completes with [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) once all data
     ///   that had arrived was received.
     pub fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> Receiving {
+        self.receive_into(ReceiveBuffer::Bytes(buffer), flags)
+    }
+
+    /// Submits a [`receive`](Self::receive) into memory that can be other than a [`BytesMut`].
+    pub fn receive_into(&self, buffer: ReceiveBuffer, flags: ReceiveFlags) -> Receiving {
         match self.receiving_session() {
             Some(session) => {
                 let pending = session.receives.receive(buffer, flags);
                 Receiving::waiting(session.receives.clone(), pending)
             }
             //= TDI-RECV-03
-            None => Receiving::refused(Status::INVALID_CONNECTION, buffer),
+            None => Receiving::refused(Status::INVALID_CONNECTION, buffer.into_bytes()),
         }
     }
 

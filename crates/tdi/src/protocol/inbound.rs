@@ -65,7 +65,7 @@ const UNCOPIED_PAYLOAD_BYTES: usize = 16 << 10;
 /// // The client takes the header, and provides a buffer for the body.
 /// let body = ReceiveRequest {
 ///     id: RequestId(1),
-///     buffer: BytesMut::zeroed(4),
+///     buffer: BytesMut::zeroed(4).into(),
 ///     flags: ReceiveFlags::empty(),
 /// };
 /// inbound.answer(Answer::TakenThenReceive(8, body)).unwrap();
@@ -235,7 +235,7 @@ impl Inbound {
         } else if request.flags.contains(ReceiveFlags::PEEK) {
             self.peek(request);
             return None;
-        } else if request.buffer.is_empty() {
+        } else if request.buffer.capacity() == 0 {
             self.resume();
             Status::SUCCESS
         } else {
@@ -517,7 +517,7 @@ impl Inbound {
                 id,
                 status,
                 information: placed,
-                buffer,
+                buffer: buffer.into_bytes(),
                 invalidated_token,
             }));
     }

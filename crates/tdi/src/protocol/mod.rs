@@ -21,7 +21,8 @@ pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, Servi
 pub use inbound::Inbound;
 pub use outbound::Outbound;
 pub use receive::{
-    Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings,
+    Answer, Indication, ReceiveBuffer, ReceiveCompletion, ReceiveEvent, ReceiveRequest,
+    ReceiveSettings, ReceiveTarget,
 };
 pub use request::RequestId;
 pub use send::{

@@ -1,5 +1,7 @@
 //! The data of receives: settings, requests, completions, indications and events.
 
+use std::fmt::Debug;
+
 use bytes::{Bytes, BytesMut};
 use smbdirect::Token;
 
@@ -46,9 +48,59 @@ pub struct ReceiveRequest {
     pub id: RequestId,
     /// The buffer to fill, over its whole length. An empty buffer resumes indications that a
     /// handler has stopped.
-    pub buffer: BytesMut,
+    pub buffer: ReceiveBuffer,
     /// The kind of data to receive.
     pub flags: ReceiveFlags,
+}
+
+/// The memory that a receive fills.
+#[derive(Debug)]
+pub enum ReceiveBuffer {
+    /// Memory of this process, which the completion returns.
+    Bytes(BytesMut),
+    /// Memory that something else owns, so that received data is copied straight to its place.
+    Target(Box<dyn ReceiveTarget>),
+}
+
+/// Memory for received data that is not a [`BytesMut`].
+pub trait ReceiveTarget: Debug + Send {
+    /// Returns the number of bytes that the memory holds in total.
+    fn capacity(&self) -> usize;
+
+    /// Copies received bytes after those of earlier calls. There is room for them.
+    fn put(&mut self, bytes: &[u8]);
+}
+
+impl ReceiveBuffer {
+    /// Returns the number of bytes that the memory holds in total.
+    pub fn capacity(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Target(target) => target.capacity(),
+        }
+    }
+
+    /// Copies received bytes after the first `placed` ones, which earlier calls have copied.
+    pub(crate) fn put(&mut self, placed: usize, bytes: &[u8]) {
+        match self {
+            Self::Bytes(buffer) => buffer[placed..placed + bytes.len()].copy_from_slice(bytes),
+            Self::Target(target) => target.put(bytes),
+        }
+    }
+
+    /// Returns the buffer for the completion.
+    pub(crate) fn into_bytes(self) -> BytesMut {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Target(_) => BytesMut::new(),
+        }
+    }
+}
+
+impl From<BytesMut> for ReceiveBuffer {
+    fn from(buffer: BytesMut) -> Self {
+        Self::Bytes(buffer)
+    }
 }
 
 /// The completion of a receive. Each receive has exactly one.
@@ -62,7 +114,7 @@ pub struct ReceiveCompletion {
     pub status: Status,
     /// The number of bytes placed in the buffer.
     pub information: usize,
-    /// The buffer, with its original length.
+    /// The buffer, with its original length. It is empty if the data is in a [`ReceiveTarget`].
     pub buffer: BytesMut,
     /// The token of this end's registration that the TSDU invalidated, reported with its end.
     pub invalidated_token: Option<Token>,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{Message, Token};
 
 use super::{
@@ -53,15 +53,15 @@ pub(crate) struct Posted {
 impl Posted {
     /// Copies as many bytes as fit into the buffer, and returns their number.
     pub(crate) fn place(&mut self, bytes: &[u8]) -> usize {
-        let mut free = &mut self.request.buffer[self.placed..];
-        let count = bytes.len().min(free.len());
-        free.put_slice(&bytes[..count]);
+        let buffer = &mut self.request.buffer;
+        let count = bytes.len().min(buffer.capacity() - self.placed);
+        buffer.put(self.placed, &bytes[..count]);
         self.placed += count;
         count
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.placed == self.request.buffer.len()
+        self.placed == self.request.buffer.capacity()
     }
 }
 

@@ -8,13 +8,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use bytes::BytesMut;
 use smbdirect::{Message, Segment, Token};
 
 use super::completions::{Completions, Done, PendingRequest};
 use crate::protocol::{
-    Answer, ChainedTsdu, Inbound, Indication, ReceiveCompletion, ReceiveEvent, ReceiveFlags,
-    ReceiveRequest, RequestId, ResourceStatistics, Status,
+    Answer, ChainedTsdu, Inbound, Indication, ReceiveBuffer, ReceiveCompletion, ReceiveEvent,
+    ReceiveFlags, ReceiveRequest, RequestId, ResourceStatistics, Status,
 };
 
 /// The id of the request that a handler has returned. At most one exists at a time, because no data
@@ -91,7 +90,7 @@ impl Receives {
 
     pub(crate) fn receive(
         &self,
-        buffer: BytesMut,
+        buffer: ReceiveBuffer,
         flags: ReceiveFlags,
     ) -> PendingRequest<ReceiveCompletion> {
         self.with(|state| {

@@ -47,7 +47,7 @@ fn inbound(settings: ReceiveSettings) -> Inbound {
 fn request(id: u64, length: usize, flags: ReceiveFlags) -> ReceiveRequest {
     ReceiveRequest {
         id: RequestId(id),
-        buffer: BytesMut::zeroed(length),
+        buffer: BytesMut::zeroed(length).into(),
         flags,
     }
 }

@@ -322,7 +322,7 @@ impl Client for Recorder {
                 let count = most.min(data.len());
                 let request = ReceiveRequest {
                     id: RequestId(77),
-                    buffer: BytesMut::zeroed(length),
+                    buffer: BytesMut::zeroed(length).into(),
                     flags: ReceiveFlags::NORMAL,
                 };
                 (count, Answer::TakenThenReceive(count, request))

@@ -1,5 +1,9 @@
 //! Receives that the client submits.
 
+use std::sync::Mutex;
+
+use smbdirect_tdi::{ReceiveBuffer, ReceiveTarget};
+
 use super::*;
 
 //= TDI-RECV-01 test
@@ -48,6 +52,44 @@ fn receives_are_filled_in_order_before_indications() {
     assert_eq!(next(&mut inbound), "5 SUCCESS mnop");
     arrive(&mut inbound, "qrst", 0);
     assert_eq!(next(&mut inbound), "qrst/4");
+}
+
+#[derive(Debug)]
+struct Place(Arc<Mutex<Vec<String>>>);
+
+impl ReceiveTarget for Place {
+    fn capacity(&self) -> usize {
+        5
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+/// Each byte is copied once, when it arrives.
+//= TDI-RECV-02 test
+#[test]
+fn target_gets_data_as_it_arrives() {
+    let mut inbound = inbound(settings());
+    let placed = Arc::default();
+    inbound.receive(ReceiveRequest {
+        buffer: ReceiveBuffer::Target(Box::new(Place(Arc::clone(&placed)))),
+        ..request(1, 0, NORMAL)
+    });
+    arrive(&mut inbound, "ab", 6);
+    assert_eq!(*placed.lock().unwrap(), ["ab"]);
+    arrive(&mut inbound, "cdefgh", 0);
+    assert_eq!(*placed.lock().unwrap(), ["ab", "cde"]);
+    let Some(ReceiveEvent::Completed(completion)) = inbound.poll_event() else {
+        panic!("the target is full");
+    };
+    assert_eq!(completion.status, Status::BUFFER_OVERFLOW);
+    assert_eq!((completion.information, completion.buffer.len()), (5, 0));
+    // The target was dropped before the completion was reported.
+    assert_eq!(Arc::strong_count(&placed), 1);
+    assert_eq!(next(&mut inbound), "fgh/3");
 }
 
 #[test]
