@@ -47,6 +47,9 @@ pub struct RoceCounts {
     /// Congestion notification packets.
     #[serde(rename = "roce_congestion_notifications")]
     pub congestion: u64,
+    /// Packets that a switch has marked for congestion (CE).
+    #[serde(rename = "roce_congestion_marked")]
+    pub congestion_marked: u64,
     /// Unreliable datagrams, except those of the CM for a known connection.
     #[serde(skip)]
     pub datagrams: u64,

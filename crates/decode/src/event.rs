@@ -506,6 +506,8 @@ pub struct RocePacket {
     pub invalidated: Option<u32>,
     /// Whether the checksum is right.
     pub icrc: Icrc,
+    /// Whether a switch has marked the packet for congestion: the ECN field of its IP header is CE.
+    pub congestion_marked: bool,
     /// Whether the packet is a repetition.
     #[serde(flatten)]
     pub repeated: Repeated,

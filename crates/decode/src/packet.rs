@@ -54,6 +54,8 @@ pub(crate) struct Datagram<'a> {
     pub(crate) length: usize,
     /// Whether it is RoCEv1, directly on Ethernet.
     pub(crate) is_v1: bool,
+    /// Whether a switch has marked it for congestion: the ECN field of its IP header is CE.
+    pub(crate) is_marked: bool,
     /// Whether only its source is a UDP port of RoCE, so that it may be of another protocol. An end of this
     /// library that connects from another port is answered there.
     pub(crate) is_to_another_port: bool,
@@ -147,8 +149,23 @@ fn datagram<'a>(ip: &LaxIpSlice<'a>, udp: &UdpSlice<'a>, udp_ports: &[u16]) -> D
             bytes.len()
         },
         is_v1: false,
+        is_marked: ecn(ip) == CONGESTION_EXPERIENCED,
         is_to_another_port: !udp_ports.contains(&udp.destination_port()),
     }
+}
+
+/// The ECN field in the octet TOS of IPv4, or in the traffic class of IPv6.
+const ECN_MASK: u8 = 0b11;
+/// CE in the ECN field: the packet met congestion.
+const CONGESTION_EXPERIENCED: u8 = 0b11;
+
+/// Returns the ECN field of an IP header.
+fn ecn(ip: &LaxIpSlice<'_>) -> u8 {
+    let class = match ip {
+        LaxIpSlice::Ipv4(ip) => ip.header().slice()[1],
+        LaxIpSlice::Ipv6(ip) => ip.header().traffic_class(),
+    };
+    class & ECN_MASK
 }
 
 /// Returns the fields of the IP and UDP headers that the ICRC covers; `None` if there are IP options or extension
@@ -210,6 +227,7 @@ fn roce_v1(bytes: &[u8]) -> Option<Datagram<'_>> {
         bytes: &rest[..length.min(rest.len())],
         length,
         is_v1: true,
+        is_marked: false,
         is_to_another_port: false,
     })
 }

@@ -437,6 +437,10 @@ fn beside(report: &Report, summary: &Summary) {
         (roce.wrong_icrc, "of RoCE with a wrong ICRC"),
         (roce.undecoded, "of RoCE that cannot be decoded"),
         (roce.congestion, "of RoCE that notify of congestion (CNP)"),
+        (
+            roce.congestion_marked,
+            "of RoCE that the network marked for congestion (CE)",
+        ),
     ] {
         if packets > 0 {
             report.line(format_args!("{} {kind}", plural(packets, "packet")));

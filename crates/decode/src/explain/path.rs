@@ -207,7 +207,7 @@ impl Path {
         signs: &mut Signs,
     ) {
         let opcode = packet.bth.opcode;
-        if opcode == Opcode::UdSendOnly {
+        if matches!(opcode, Opcode::UdSendOnly | Opcode::CongestionNotification) {
             return;
         }
         let psn = packet.bth.psn;

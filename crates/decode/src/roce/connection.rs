@@ -327,6 +327,18 @@ impl Connection {
         self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
     }
 
+    /// Reports a congestion notification packet, which has no PSN.
+    pub(super) fn notification(
+        &mut self,
+        side: Side,
+        packet: &Packet,
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
+        let shown = packet.shown(Repeated::No);
+        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
+    }
+
     /// Reports the messages that wait for packets that will not arrive.
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let holds = |state: &DirectionState| state.requests.first_held().is_some();

@@ -23,6 +23,8 @@ pub(super) struct Packet {
     /// Bytes of payload.
     pub(super) length: u32,
     pub(super) icrc: Icrc,
+    /// Whether a switch has marked it for congestion.
+    pub(super) is_marked: bool,
     /// What distinguishes it from a copy that its sender sent later: the Identification of IPv4,
     /// and the ICRC. `None` if there is no Identification.
     pub(super) fingerprint: Option<Fingerprint>,
@@ -115,6 +117,7 @@ impl Packet {
                     head: payload[..kept].to_vec(),
                     length: payload.len() as u32,
                     icrc,
+                    is_marked: datagram.is_marked,
                     fingerprint: fingerprint(datagram),
                 })
             }
@@ -131,6 +134,7 @@ impl Packet {
             reth: self.extended.reth(),
             invalidated: self.extended.ieth().map(|ieth| ieth.r_key),
             icrc: self.icrc,
+            congestion_marked: self.is_marked,
             repeated,
         }
     }

@@ -104,6 +104,7 @@ impl Roce {
             counts.packets += 1;
             counts.v1 += u64::from(part.is_v1);
             counts.cut += u64::from(part.bytes.len() < part.length);
+            counts.congestion_marked += u64::from(part.is_marked);
             match decoded {
                 None => counts.undecoded += 1,
                 Some(Err(bad)) => {
@@ -125,7 +126,19 @@ impl Roce {
                 Some(Ok(packet)) => {
                     let queue_pair = packet.bth.destination_qp;
                     match (packet.bth.opcode, &packet.extended) {
-                        (Opcode::CongestionNotification, _) => counts.congestion += 1,
+                        (Opcode::CongestionNotification, _) => {
+                            counts.congestion += 1;
+                            let key = FlowKey {
+                                from,
+                                to,
+                                queue_pair,
+                            };
+                            if let Some(&(id, side)) = self.directions.get(&key)
+                                && let Some(connection) = self.connections.get_mut(&id)
+                            {
+                                connection.notification(side, &packet, position, out);
+                            }
+                        }
                         (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {
                             let ends = (from, to);
                             let is_known = self.cm(ends, &packet, position, ports, counts, out);

@@ -421,6 +421,39 @@ fn other_protocols_are_not_shown() {
     assert_eq!(summary["roce_congestion_notifications"], 1);
 }
 
+/// Packets with the mark of congestion, and the answer to them, are shown in their connection.
+#[test]
+fn signs_of_congestion_are_shown() {
+    for is_ipv6 in [false, true] {
+        let mut talk = Talk::new();
+        talk.is_ipv6 = is_ipv6;
+        talk.negotiate();
+        talk.transfer(I, &Transfer::default());
+        let transfer = talk.frames.len() - 2;
+        // The ECN field is in the second byte of both IP headers: in IPv6 it is in bits 4 and 5.
+        talk.frames[transfer][15] |= if is_ipv6 { 0x30 } else { 0x03 };
+        let notification = (Extended::Plain, &[0; 16][..]);
+        talk.packet(R, Opcode::CongestionNotification, 0, notification);
+        let done = talk.decoded().succeeded();
+        let packets = events(&done, "packet");
+        let marked: Vec<_> = packets
+            .iter()
+            .filter(|packet| packet["congestion_marked"] == true)
+            .map(|packet| packet["opcode"].clone())
+            .collect();
+        assert_eq!(marked, [Opcode::SendOnly as u8]);
+        let last = packets.last().unwrap();
+        assert_eq!(
+            (&last["opcode"], &last["from"]),
+            (&0x81.into(), &"responder".into())
+        );
+        let summary = events(&done, "summary").pop().unwrap();
+        assert_eq!(summary["roce_congestion_marked"], 1);
+        assert_eq!(summary["roce_congestion_notifications"], 1);
+        assert_eq!(broken(&done), Vec::<String>::new());
+    }
+}
+
 /// The rules of SMB Direct are checked as over iWARP.
 #[test]
 fn the_rules_of_smb_direct_are_checked() {

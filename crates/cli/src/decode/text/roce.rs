@@ -98,6 +98,7 @@ fn packet_words(packet: &RocePacket) -> String {
         (bth.solicited_event, "solicited"),
         (bth.fecn, "FECN"),
         (bth.becn, "BECN"),
+        (packet.congestion_marked, "marked CE"),
         (packet.icrc == Icrc::Unknown, "ICRC not checked"),
         (packet.repeated == Repeated::SentAgain, "sent again"),
         (packet.repeated == Repeated::CapturedAgain, "captured again"),
