@@ -7,7 +7,11 @@ use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
 use smbdirect::{
     Config, ConfigError, Revision, Settings,
-    rdma::iwarp::{FpduAlignment, MpaCrc},
+    rdma::{
+        NetworkSettings,
+        iwarp::{FpduAlignment, MpaCrc},
+        software::network::MAX_DSCP,
+    },
 };
 pub(crate) use smbdirect_transport::Address;
 use smbdirect_transport::{Kind, RdmaSettings};
@@ -112,6 +116,24 @@ pub(crate) struct CommonOptions {
     /// [default: 4791]
     #[arg(long, value_name = "PORT", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) udp_port: Option<u16>,
+
+    /// DSCP of the packets (RFC 2474), by which managed networks tell classes of traffic apart; 0 to 63
+    #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = dscp())]
+    dscp: Option<u8>,
+
+    /// DSCP of congestion notification packets, with --transport roce; 0 to 63 [default: 48]
+    #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = dscp())]
+    cnp_dscp: Option<u8>,
+
+    /// Network interface through which packets leave and arrive, as in eth0; with --transport verbs, the adapter that
+    /// has it
+    #[arg(long, value_name = "NAME", help_heading = SETTINGS)]
+    interface: Option<String>,
+}
+
+/// Returns the parser of a DSCP.
+fn dscp() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(..=i64::from(MAX_DSCP))
 }
 
 const SETTINGS: &str = "Connection settings";
@@ -325,11 +347,18 @@ impl CommonOptions {
         roce.ord = depth(self.ord).unwrap_or(roce.ord);
         roce.udp_port = self.udp_port.unwrap_or(roce.udp_port);
         roce.peer_udp_port = roce.udp_port;
+        roce.cnp_dscp = self.cnp_dscp.unwrap_or(roce.cnp_dscp);
+        let mut network = NetworkSettings::default();
+        network.dscp = self.dscp.unwrap_or(network.dscp);
+        network.interface.clone_from(&self.interface);
+        settings.iwarp.network = network.clone();
+        settings.roce.network = network.clone();
         #[cfg(target_os = "linux")]
         {
             let verbs = &mut settings.verbs;
             verbs.ird = depth(self.ird).unwrap_or(verbs.ird);
             verbs.ord = depth(self.ord).unwrap_or(verbs.ord);
+            verbs.network = network;
         }
         if let Some(ConnectOptions { connect_timeout }) = connect {
             settings.iwarp.connect_timeout = *connect_timeout;
@@ -504,6 +533,22 @@ mod tests {
             let command = Command::try_parse_from(arguments).expect("the option is known");
             let config = command.common.config(None, None).unwrap();
             assert_eq!(config.policy.revision, revision, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn the_settings_of_the_network_reach_every_transport() {
+        let arguments = "smbdirect --dscp 46 --interface eth7 --cnp-dscp 40";
+        let command = Command::try_parse_from(arguments.split(' ')).expect("the options are known");
+        let settings = command.common.rdma(None);
+        assert_eq!(settings.iwarp.network.dscp, 46);
+        assert_eq!(settings.iwarp.network.interface.as_deref(), Some("eth7"));
+        assert_eq!(settings.roce.network, settings.iwarp.network);
+        assert_eq!(settings.roce.cnp_dscp, 40);
+        #[cfg(target_os = "linux")]
+        assert_eq!(settings.verbs.network, settings.iwarp.network);
+        for option in ["--dscp", "--cnp-dscp"] {
+            assert!(Command::try_parse_from(["smbdirect", option, "64"]).is_err());
         }
     }
 

@@ -20,4 +20,4 @@ pub mod runtime;
 pub mod software;
 pub mod work;
 
-pub use software::direction::Direction;
+pub use software::{direction::Direction, network::NetworkSettings};

@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use smbdirect::rdma::software::network::{MAX_DSCP, traffic_class};
 use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{Interest, unix::AsyncFd};
 use tracing::{Span, debug, error_span, field, trace};
@@ -340,12 +341,35 @@ impl CmId {
         check(unsafe { (self.functions().rdma_listen)(self.raw(), backlog) })
     }
 
-    pub(crate) fn resolve_address(&self, address: SocketAddr, limit: Duration) -> io::Result<()> {
-        let address = SockAddr::from(address);
-        let place = address.as_ptr().cast_mut().cast::<c_void>();
+    /// Sets the DSCP of the packets of connections. An identifier that listens passes it on.
+    pub(crate) fn set_dscp(&self, dscp: u8) -> io::Result<()> {
+        if dscp == 0 {
+            return Ok(());
+        }
+        if dscp > MAX_DSCP {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut class = traffic_class(dscp);
+        let place = (&raw mut class).cast::<c_void>();
+        let set = self.functions().rdma_set_option;
+        let (level, name) = (ffi::RDMA_OPTION_ID, ffi::RDMA_OPTION_ID_TOS);
+        // SAFETY: the option is a byte, which lives until the call returns.
+        check(unsafe { set(self.raw(), level, name, place, size_of_val(&class)) })
+    }
+
+    /// Finds the device on the route to `address`, from the address `source` if it is given.
+    pub(crate) fn resolve_address(
+        &self,
+        source: Option<SocketAddr>,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> io::Result<()> {
+        let place = |address: &SockAddr| address.as_ptr().cast_mut().cast::<c_void>();
+        let (source, address) = (source.map(SockAddr::from), SockAddr::from(address));
+        let from = source.as_ref().map_or(ptr::null_mut(), place);
         let resolve = self.functions().rdma_resolve_addr;
-        // SAFETY: the address lives until the call returns, and the function does not write to it.
-        check(unsafe { resolve(self.raw(), ptr::null_mut(), place, milliseconds(limit)) })
+        // SAFETY: both addresses live until the call returns, and the function does not write to them.
+        check(unsafe { resolve(self.raw(), from, place(&address), milliseconds(limit)) })
     }
 
     pub(crate) fn resolve_route(&self, limit: Duration) -> io::Result<()> {

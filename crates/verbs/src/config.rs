@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smbdirect::rdma::NetworkSettings;
+
 /// The port of SMB Direct over iWARP (1.9).
 pub(crate) const IWARP_PORT: u16 = 5445;
 /// The port of SMB Direct over InfiniBand and RoCE (1.9).
@@ -40,6 +42,8 @@ pub struct VerbsConfig {
     /// If it is set, a connection goes to the port that fits the device on the route to the peer,
     /// and a listener binds the ports of all usable devices. The default is false.
     pub port_by_device: bool,
+    /// The DSCP of the packets, and the interface whose adapter is used. Packets of InfiniBand have no DSCP.
+    pub network: NetworkSettings,
 }
 
 impl Default for VerbsConfig {
@@ -54,6 +58,7 @@ impl Default for VerbsConfig {
             backlog: 128,
             busy_poll: Duration::ZERO,
             port_by_device: false,
+            network: NetworkSettings::default(),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     device::{self, Capabilities},
     error::{local_error, os_error},
     ffi::{self, Functions},
+    interface::source_address,
     negotiate::{agreed_read_depths, check_private_data, wanted_read_depths},
     queue_pair::VerbsQueuePair,
 };
@@ -29,7 +30,7 @@ pub(crate) async fn connect(
     let address = request.address;
     let limit = config.connect_timeout;
     let failed = |error: io::Error| os_error("connecting", &error);
-    let mut id = resolve(&functions, address, limit).await?;
+    let mut id = resolve(&functions, &config, address).await?;
     let mut address = address;
     if config.port_by_device && SMB_DIRECT_PORTS.contains(&address.port()) {
         let port = if id.is_iwarp() {
@@ -39,7 +40,7 @@ pub(crate) async fn connect(
         };
         if port != address.port() {
             address.set_port(port);
-            id = resolve(&functions, address, limit).await?;
+            id = resolve(&functions, &config, address).await?;
         }
     }
     let capabilities =
@@ -81,14 +82,19 @@ pub(crate) async fn connect(
 /// Returns an identifier that is bound to the device on the route to `address`.
 async fn resolve(
     functions: &Arc<Functions>,
+    config: &VerbsConfig,
     address: SocketAddr,
-    limit: Duration,
 ) -> Result<Arc<CmId>, ProviderError> {
+    let limit = config.connect_timeout;
     let failed = |error: io::Error| os_error("connecting", &error);
     let channel = EventChannel::new(functions.clone()).map_err(failed)?;
     let id = CmId::new(channel.clone()).map_err(failed)?;
     let events = CmEvents::new(channel).map_err(failed)?;
-    id.resolve_address(address, limit).map_err(failed)?;
+    id.set_dscp(config.network.dscp).map_err(failed)?;
+    let interface = config.network.interface.as_deref();
+    let source = interface.map(|interface| source_address(interface, address));
+    let source = source.transpose().map_err(failed)?;
+    id.resolve_address(source, address, limit).map_err(failed)?;
     expect_event(&events, ffi::RDMA_CM_EVENT_ADDR_RESOLVED, limit).await?;
     id.resolve_route(limit).map_err(failed)?;
     expect_event(&events, ffi::RDMA_CM_EVENT_ROUTE_RESOLVED, limit).await?;

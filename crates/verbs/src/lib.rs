@@ -50,6 +50,7 @@ mod connect;
 mod device;
 mod device_events;
 mod error;
+mod interface;
 mod listen;
 mod memory;
 mod negotiate;

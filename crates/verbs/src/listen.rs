@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -23,6 +23,7 @@ use crate::{
     device_events::DeviceEvents,
     error::{local_error, os_error},
     ffi::{self, Functions},
+    interface::listening_addresses,
     negotiate::{agreed_read_depths, check_private_data, wanted_read_depths},
     queue_pair::VerbsQueuePair,
 };
@@ -77,14 +78,21 @@ impl VerbsListener {
         address: SocketAddr,
     ) -> io::Result<(Arc<EventChannel>, Vec<CmId>, SocketAddr)> {
         let channel = EventChannel::new(functions)?;
-        let listen = |port: u16| {
+        let listen_at = |ip: IpAddr, port: u16| {
             let id = CmId::new(channel.clone())?;
+            id.set_dscp(config.network.dscp)?;
             let mut address = address;
+            address.set_ip(ip);
             address.set_port(port);
             id.bind(address)?;
             id.listen(config.backlog.into())?;
             io::Result::Ok(id)
         };
+        let (ip, others) = match &config.network.interface {
+            None => (address.ip(), Vec::new()),
+            Some(interface) => listening_addresses(interface, address.ip())?,
+        };
+        let listen = |port: u16| listen_at(ip, port);
         let mut tries = if address.port() == 0 {
             MAX_PORT_ATTEMPTS
         } else {
@@ -99,6 +107,9 @@ impl VerbsListener {
         };
         let local_addr = first.local_addr()?;
         let mut ids = vec![first];
+        for ip in others {
+            ids.push(listen_at(ip, local_addr.port())?);
+        }
         if config.port_by_device && SMB_DIRECT_PORTS.contains(&address.port()) {
             for &port in ports {
                 if port != address.port() {

@@ -41,7 +41,7 @@ use bytes::{Bytes, BytesMut};
 
 pub use settings::{
     AcceptParameters, ConnectParameters, ConnectionId, EndpointEvent, EndpointSettings,
-    EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Transmit,
+    EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Traffic, Transmit,
 };
 
 use self::{
@@ -56,7 +56,7 @@ use crate::{
         cm::{Mad, PrivateData, RejectReason},
         icrc::{self, DatagramHeader},
         packet::{Bth, Deth, Extended, Opcode, Packet},
-        rc::RetransmissionStatistics,
+        rc::{CongestionStatistics, RetransmissionStatistics},
     },
     software::pool::Account,
     work::{
@@ -247,6 +247,12 @@ impl Endpoint {
     pub fn retransmissions(&self, id: ConnectionId) -> Option<RetransmissionStatistics> {
         let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
         Some(pair.retransmissions())
+    }
+
+    /// Returns the signs of congestion of a connection, or `None` if it has no queue pair yet or is not known.
+    pub fn congestion(&self, id: ConnectionId) -> Option<CongestionStatistics> {
+        let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
+        Some(pair.congestion())
     }
 
     /// Returns whether packets of the peer can still cause completions of a connection.
@@ -444,6 +450,7 @@ impl Endpoint {
         Some(Transmit {
             path,
             segment_size: out.len(),
+            traffic: Traffic::ConnectionManager,
         })
     }
 

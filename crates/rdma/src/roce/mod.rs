@@ -26,9 +26,11 @@ mod udp;
 
 pub use endpoint::{
     AcceptParameters, ConnectParameters, ConnectionId, Endpoint, EndpointEvent, EndpointSettings,
-    EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Transmit,
+    EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Traffic, Transmit,
 };
 pub use psn::Psn;
-pub use rc::{QueuePair, QueuePairError, QueuePairSettings, RetransmissionStatistics};
+pub use rc::{
+    CongestionStatistics, QueuePair, QueuePairError, QueuePairSettings, RetransmissionStatistics,
+};
 #[cfg(feature = "tokio")]
 pub use udp::{Capabilities, DatagramTap, Roce, RoceConfig, capabilities, port_owner};

@@ -1,10 +1,11 @@
 //! What the providers in software share: pools of blocks, the receive queue, the memory of received bytes, and errors
-//! of the operating system.
+//! of the operating system; the settings of sockets.
 
 use std::collections::VecDeque;
 
 pub(crate) mod arena;
 pub mod direction;
+pub mod network;
 #[cfg(feature = "tokio")]
 pub(crate) mod os_error;
 pub mod pool;

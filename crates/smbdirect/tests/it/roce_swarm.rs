@@ -18,7 +18,7 @@ use smbdirect::rdma::{
     roce::{
         Psn, QueuePair, QueuePairSettings,
         icrc::{self, DatagramHeader, FlowIcrc},
-        packet::Packet,
+        packet::{Opcode, Packet},
     },
     work::{
         Access, Completion, Disconnect, Inline, ProviderErrorKind, RemoteAddress, WorkId,
@@ -92,6 +92,7 @@ struct Counts {
     lost: usize,
     duplicated: usize,
     damaged: usize,
+    notified: usize,
 }
 
 impl Counts {
@@ -100,6 +101,7 @@ impl Counts {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
         self.damaged += other.damaged;
+        self.notified += other.notified;
     }
 }
 
@@ -112,6 +114,8 @@ struct Network {
     duplication: f64,
     damage: f64,
     reordering: f64,
+    /// The probability of the mark of congestion.
+    marking: f64,
     delay: Duration,
     counts: Counts,
 }
@@ -222,6 +226,7 @@ impl Scenario {
                 duplication: percent(&mut random, 10),
                 damage: percent(&mut random, 5),
                 reordering: percent(&mut random, 20),
+                marking: percent(&mut random, 50),
                 delay: Duration::from_micros(random.u64(1..500)),
                 counts: Counts::default(),
             },
@@ -360,6 +365,15 @@ impl Scenario {
         let mut out = BytesMut::new();
         loop {
             out.clear();
+            if end
+                .queue_pair
+                .poll_notification(&mut end.flow, &mut out)
+                .is_some()
+            {
+                self.network
+                    .send(&mut self.random, self.now, 1 - own, end.header, &out);
+                out.clear();
+            }
             let count = self.random.usize(1..=self.max_datagrams);
             let queue_pair = &mut end.queue_pair;
             let run = queue_pair.poll_datagrams(self.now, &mut end.flow, count, &mut out);
@@ -390,6 +404,11 @@ impl Scenario {
             let queue_pair = &mut self.ends[to].queue_pair;
             assert_eq!(packet.bth.destination_qp, 0x100 + to as u32);
             queue_pair.handle_packet(self.now, &packet);
+            let opcode = packet.bth.opcode;
+            self.network.counts.notified += usize::from(opcode == Opcode::CongestionNotification);
+            if self.random.f64() < self.network.marking {
+                queue_pair.handle_mark(self.now, opcode);
+            }
         }
     }
 }

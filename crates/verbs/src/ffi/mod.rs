@@ -372,6 +372,8 @@ pub const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
 pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
 
 pub const RDMA_PS_TCP: c_int = 0x0106;
+pub const RDMA_OPTION_ID: c_int = 0;
+pub const RDMA_OPTION_ID_TOS: c_int = 0;
 pub const RDMA_CM_EVENT_ADDR_RESOLVED: c_uint = 0;
 pub const RDMA_CM_EVENT_ADDR_ERROR: c_uint = 1;
 pub const RDMA_CM_EVENT_ROUTE_RESOLVED: c_uint = 2;
@@ -466,6 +468,7 @@ functions! {
         fn rdma_bind_addr(*mut rdma_cm_id, *mut c_void) -> c_int;
         fn rdma_resolve_addr(*mut rdma_cm_id, *mut c_void, *mut c_void, c_int) -> c_int;
         fn rdma_resolve_route(*mut rdma_cm_id, c_int) -> c_int;
+        fn rdma_set_option(*mut rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
         fn rdma_create_qp(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
         fn rdma_destroy_qp(*mut rdma_cm_id);
         fn rdma_connect(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;

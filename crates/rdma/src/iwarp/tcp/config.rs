@@ -11,6 +11,7 @@ use crate::{
         send_buffer::SendBuffer,
         startup::{MpaCrc, MpaPreferences},
     },
+    software::network::NetworkSettings,
     work::{ProviderError, ProviderErrorKind},
 };
 
@@ -52,6 +53,8 @@ pub struct IwarpConfig {
     /// The most peers of one listener that may have connected without having sent their Request.
     /// Further connections wait in the backlog of the operating system. The default is 64.
     pub max_half_open: usize,
+    /// The DSCP and the interface of the packets.
+    pub network: NetworkSettings,
     /// The settings for a particular network or peer.
     pub tuning: IwarpTuning,
     /// An observer of all bytes of all connections. The default is none.
@@ -117,6 +120,7 @@ impl Default for IwarpConfig {
             accept_timeout: Duration::from_secs(5),
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
+            network: NetworkSettings::default(),
             tuning: IwarpTuning::default(),
             tap: None,
         }

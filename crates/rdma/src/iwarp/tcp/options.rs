@@ -51,6 +51,7 @@ const fn accept_ipv4(_: &TcpSocket, _: SocketAddr) {}
 
 /// Prepares a listening socket that was opened elsewhere.
 pub(super) fn adopt(listener: net::TcpListener, config: &IwarpConfig) -> io::Result<TcpListener> {
+    config.network.apply(&SockRef::from(&listener))?;
     set_congestion_control(&listener, config)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
@@ -65,6 +66,7 @@ pub(super) fn new_socket(address: SocketAddr, config: &IwarpConfig) -> io::Resul
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
+    config.network.apply(&SockRef::from(&socket))?;
     set_congestion_control(&socket, config)?;
     Ok(socket)
 }
@@ -189,7 +191,43 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::iwarp::IwarpTuning;
+    use crate::{NetworkSettings, iwarp::IwarpTuning};
+
+    /// Packets have the DSCP from the first one on, so accepted sockets inherit it from the listener.
+    #[tokio::test]
+    async fn both_ends_of_a_connection_have_the_dscp_and_the_interface() {
+        let network = NetworkSettings {
+            dscp: 26,
+            interface: Some("lo".into()),
+        };
+        let config = IwarpConfig {
+            network,
+            ..IwarpConfig::default()
+        };
+        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let Ok(listener) = bind(address, &config) else {
+                assert!(address.is_ipv6(), "a machine without IPv6");
+                continue;
+            };
+            let mut to = listener.local_addr().unwrap();
+            if address.ip().is_unspecified() {
+                to.set_ip(net::Ipv4Addr::LOCALHOST.into());
+            }
+            let connecting = new_socket(to, &config).unwrap().connect(to);
+            let (stream, accepted) = tokio::join!(connecting, listener.accept());
+            for stream in [stream.unwrap(), accepted.unwrap().0] {
+                let socket = SockRef::from(&stream);
+                let class = if to.is_ipv6() {
+                    socket.tclass_v6()
+                } else {
+                    socket.tos_v4()
+                };
+                assert_eq!(class.unwrap(), 26 << 2, "{address}");
+                assert_eq!(socket.device().unwrap().as_deref(), Some(&b"lo"[..]));
+            }
+        }
+    }
 
     #[tokio::test]
     async fn the_state_of_a_connection_has_its_segment_size_and_its_window() {

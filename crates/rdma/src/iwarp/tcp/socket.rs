@@ -103,6 +103,7 @@ impl Socket {
         // A route may set another algorithm, and on some systems accepted sockets do not inherit the algorithm of
         // the listener.
         set_congestion_control(&stream, config)?;
+        config.network.apply_dscp(&SockRef::from(&stream))?;
         let local = canonical(stream.local_addr()?);
         let remote = canonical(stream.peer_addr()?);
         config

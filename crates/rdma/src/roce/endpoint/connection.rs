@@ -6,7 +6,7 @@ use bytes::BytesMut;
 
 use super::{
     identification::Identification,
-    settings::{Path, Transmit},
+    settings::{Path, Traffic, Transmit},
 };
 use crate::{
     roce::{
@@ -125,7 +125,7 @@ impl Connection {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Appends the next datagrams to `out`: at most `max_segments`, all of the same length except the
+    /// Appends the next datagrams to `out`: the CNP that is due, or at most `max_segments`, all of the same length except the
     /// last, which may be shorter.
     pub(super) fn fill(
         &mut self,
@@ -136,11 +136,18 @@ impl Connection {
         let queue_pair = self.queue_pair.as_mut()?;
         let before = out.len();
         let flow = self.outbound.get(self.path.local, self.path.remote)?;
-        let segment_size = queue_pair.poll_datagrams(now, flow, max_segments, out)?;
+        let (segment_size, traffic) = match queue_pair.poll_notification(flow, out) {
+            Some(size) => (size, Traffic::CongestionNotification),
+            None => {
+                let size = queue_pair.poll_datagrams(now, flow, max_segments, out)?;
+                (size, Traffic::QueuePair)
+            }
+        };
         self.moved.0 += (out.len() - before) as u64;
         Some(Transmit {
             path: self.path,
             segment_size,
+            traffic,
         })
     }
 }

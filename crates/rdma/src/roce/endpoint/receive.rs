@@ -18,14 +18,26 @@ impl Endpoint {
     /// For IPv4, returns the Identification that makes the ICRC right, for captures. The result is
     /// 0 for IPv6, and `None` for a datagram that was dropped.
     pub fn handle_datagram(&mut self, now: Instant, path: Path, datagram: &[u8]) -> Option<u16> {
-        self.handle_datagram_in(None, now, path, datagram)
+        self.handle_datagram_in(None, false, now, path, datagram)
+    }
+
+    /// Does the same as [`handle_datagram`](Self::handle_datagram) for a datagram with the mark of congestion: the ECN
+    /// field of its IP header is CE.
+    pub fn handle_marked_datagram(
+        &mut self,
+        now: Instant,
+        path: Path,
+        datagram: &[u8],
+    ) -> Option<u16> {
+        self.handle_datagram_in(None, true, now, path, datagram)
     }
 
     /// Does the same as [`handle_datagram`](Self::handle_datagram) for a datagram in `block`. Received messages
-    /// may be slices of `block`.
+    /// may be slices of `block`. `is_marked` tells whether it has the mark of congestion.
     pub(in crate::roce) fn handle_datagram_in(
         &mut self,
         block: Option<&Bytes>,
+        is_marked: bool,
         now: Instant,
         path: Path,
         datagram: &[u8],
@@ -76,6 +88,9 @@ impl Endpoint {
                 account: Some(&self.account),
             };
             pair.handle_payload(now, &bth, &extended, payload);
+            if is_marked {
+                pair.handle_mark(now, bth.opcode);
+            }
             connection.moved.1 += datagram.len() as u64;
         }
         if !output.is_empty() {

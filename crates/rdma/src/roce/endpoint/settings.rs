@@ -172,6 +172,27 @@ pub struct Transmit {
     pub path: Path,
     /// The length of each datagram in bytes, except the last one, which may be shorter.
     pub segment_size: usize,
+    /// What the datagrams carry, which decides the DSCP and the ECN field of their IP headers.
+    pub traffic: Traffic,
+}
+
+/// What datagrams carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Packets of a queue pair. Their ECN field is ECT(0), so that switches can mark them.
+    QueuePair,
+    /// A congestion notification packet. Its ECN field is 0.
+    CongestionNotification,
+    /// A message of the CM. Its ECN field is 0.
+    ConnectionManager,
+}
+
+impl Traffic {
+    /// Returns whether the ECN field of the datagrams is ECT(0), and otherwise 0.
+    //= ROCE-A17.9-01
+    pub const fn is_ecn_capable(self) -> bool {
+        matches!(self, Self::QueuePair)
+    }
 }
 
 /// The counts of received datagrams, and of those that were dropped for each reason, since the endpoint was

@@ -1,5 +1,6 @@
 //! Two endpoints over a simulated network.
 
+mod congestion;
 mod establishing;
 mod fields;
 mod hostile;
@@ -36,6 +37,8 @@ struct Network {
     loss: f64,
     /// The longest delay of a datagram. If it is not zero, datagrams can overtake each other.
     jitter: Duration,
+    /// The probability of the mark of congestion.
+    marking: f64,
     /// The events of each endpoint that the test has not taken yet.
     events: [VecDeque<EndpointEvent>; 2],
 }
@@ -61,6 +64,7 @@ impl Network {
             sent: 0,
             loss: 0.0,
             jitter: Duration::ZERO,
+            marking: 0.0,
             events: Default::default(),
         }
     }
@@ -159,7 +163,11 @@ impl Network {
             if timer.is_none_or(|timer| time <= timer) {
                 self.now = self.now.max(time);
                 let (_, (end, path, datagram)) = self.flight.pop_first().unwrap();
-                self.ends[end].handle_datagram(self.now, path, &datagram);
+                if self.marking > 0.0 && self.rng.f64() < self.marking {
+                    self.ends[end].handle_marked_datagram(self.now, path, &datagram);
+                } else {
+                    self.ends[end].handle_datagram(self.now, path, &datagram);
+                }
                 return true;
             }
         }

@@ -3,12 +3,15 @@
 //! ```text
 //!   QueuePair: work and completions <-> packets      queue_pair
 //!   sends requests again until they are answered     requester   (window, retransmission, rnr)
-//!   executes requests in order, and answers them     responder   (inbound_message)
+//!   executes requests in order, and answers them     responder   (inbound_message, pace)
+//!   reports congestion to the peer                   congestion
 //! ```
 
+mod congestion;
 mod error;
 mod inbound_message;
 mod outgoing;
+mod pace;
 mod payload;
 mod queue_pair;
 mod requester;
@@ -22,6 +25,7 @@ mod shared;
 mod tests;
 mod window;
 
+pub use congestion::CongestionStatistics;
 pub use error::QueuePairError;
 pub(super) use payload::Payload;
 pub use queue_pair::QueuePair;

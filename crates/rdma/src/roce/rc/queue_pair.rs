@@ -22,7 +22,8 @@
 //! only with the next PSN, one of 2^24. An RDMA Read or Write also needs a token of 32 random bits
 //! and an address with 32 random bits; a wrong guess with the right PSN ends the connection. A
 //! forged acknowledgement has an effect only if its PSN is in flight, which holds for as many PSNs as
-//! there are packets in flight; it can end the connection or complete a Send that is lost. The ICRC
+//! there are packets in flight; it can end the connection or complete a Send that is lost. A forged
+//! congestion notification has an effect without a PSN: it slows the connection down. The ICRC
 //! and the P_Key contain no secret. An attacker who sees the traffic can do what the peer can.
 //! RoCEv2 has no protection against that: use it in networks that are trusted, or under IPsec.
 
@@ -31,8 +32,10 @@ use std::{mem, num::NonZeroU32, time::Instant};
 use bytes::BytesMut;
 
 use super::{
+    congestion::{self, CNP_PAYLOAD, CongestionStatistics, NotificationPoint},
     error::QueuePairError,
     outgoing::Run,
+    pace::Congestion,
     payload::Payload,
     requester::{Requester, RetransmissionStatistics},
     responder::{ACKNOWLEDGE_LENGTH, Responder},
@@ -58,6 +61,7 @@ pub struct QueuePair {
     responder: Responder,
     shared: Shared,
     limits: Limits,
+    notification_point: NotificationPoint,
     /// Whether the next run of packets begins with responses to Reads.
     responses_first: bool,
     /// Whether an acknowledgement had to wait while a run of packets was sent.
@@ -103,6 +107,7 @@ impl QueuePair {
                 packet_bytes: NonZeroU32::new(settings.path_mtu as u32),
                 ..Self::limits_of(settings.initiator_depth, settings.responder_resources)
             },
+            notification_point: NotificationPoint::default(),
             responses_first: true,
             is_reply_late: false,
             closing: false,
@@ -135,6 +140,11 @@ impl QueuePair {
     /// Returns the retransmissions so far.
     pub const fn retransmissions(&self) -> RetransmissionStatistics {
         self.requester.statistics()
+    }
+
+    /// Returns the signs of congestion so far.
+    pub const fn congestion(&self) -> CongestionStatistics {
+        self.notification_point.statistics()
     }
 
     /// Returns how much work may be posted now.
@@ -241,6 +251,7 @@ impl QueuePair {
             self.is_nak_due |= self.last_nak.is_some() && is_request(bth.opcode);
             return;
         }
+        self.responder.resume(now);
         let shared = &mut self.shared;
         let handled = match bth.opcode {
             Opcode::Acknowledge => match extended.aeth() {
@@ -256,34 +267,72 @@ impl QueuePair {
                 self.requester
                     .handle_read_response(now, bth, extended, payload.bytes, shared)
             }
-            // No atomic operation was sent, a datagram is for another queue pair, and this end does
-            // not react to congestion notifications.
-            Opcode::AtomicAcknowledge
-            | Opcode::UdSendOnly
-            | Opcode::UdSendOnlyImmediate
-            | Opcode::CongestionNotification => Ok(()),
-            _ => self
-                .responder
-                .handle_request(bth, extended, payload, shared),
+            // No atomic operation was sent, and a datagram is for another queue pair.
+            Opcode::AtomicAcknowledge | Opcode::UdSendOnly | Opcode::UdSendOnlyImmediate => Ok(()),
+            Opcode::CongestionNotification => {
+                self.notification_point.count_received();
+                self.slow_down(now, Congestion::Notified);
+                Ok(())
+            }
+            _ => {
+                let handled = self
+                    .responder
+                    .handle_request(bth, extended, payload, shared);
+                if self.responder.is_response_lost() {
+                    self.slow_down(now, Congestion::Lost);
+                }
+                handled
+            }
         };
         if let Err(error) = handled {
             self.fail(error);
         }
     }
 
-    /// Returns when [`handle_timeout`](Self::handle_timeout) has to be called.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        match self.ended {
-            None => self.requester.poll_timeout(),
-            Some(_) => None,
+    /// Processes that a packet arrived with the mark CE in the ECN field of its IP header, after
+    /// [`handle`](Self::handle) has processed the packet. A CNP tells the peer.
+    pub fn handle_mark(&mut self, now: Instant, opcode: Opcode) {
+        if self.ended.is_some() || opcode == Opcode::CongestionNotification {
+            return;
+        }
+        //= ROCE-A17.9-02
+        self.notification_point.mark(now);
+        // The window of this end decides how many responses of the peer are on their way.
+        //= ROCE-SW-09
+        if opcode.is_response() && opcode != Opcode::Acknowledge {
+            self.requester.notify();
         }
     }
 
-    /// Retransmits packets that were not acknowledged in time. An early call has no effect.
+    /// Sends less because of congestion on the way to the peer.
+    #[cold]
+    fn slow_down(&mut self, now: Instant, reason: Congestion) {
+        if reason == Congestion::Notified {
+            self.requester.notify();
+        }
+        let round_trip = self.requester.round_trip();
+        self.responder.slow_down(now, round_trip, reason);
+    }
+
+    /// Returns when [`handle_timeout`](Self::handle_timeout) has to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.ended.is_some() {
+            return None;
+        }
+        match (self.requester.poll_timeout(), self.responder.poll_timeout()) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Retransmits packets that were not acknowledged in time, and continues to send responses that had to wait. An
+    /// early call has no effect.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.ended.is_none()
-            && let Err(error) = self.requester.handle_timeout(now)
-        {
+        if self.ended.is_some() {
+            return;
+        }
+        self.responder.resume(now);
+        if let Err(error) = self.requester.handle_timeout(now) {
             self.fail(error);
         }
     }
@@ -292,19 +341,47 @@ impl QueuePair {
     pub fn has_packet(&self) -> bool {
         match self.ended {
             Some(_) => self.is_nak_due,
-            None => !self.responder.is_idle() || self.requester.can_send(),
+            None => {
+                self.responder.can_send()
+                    || self.requester.can_send()
+                    || self.notification_point.is_due()
+            }
         }
     }
 
     /// Returns the next packet to send, with a copy of its payload.
     pub fn poll_packet(&mut self, now: Instant) -> Option<Packet> {
         let mut packet = None;
+        if self.next_notification(&mut packet) {
+            return packet;
+        }
         // Taking a packet can break the queue pair, and then a NAK is due.
         let _ = self.next_reply(usize::MAX, &mut packet)
             || self.next_packet(now, usize::MAX, &mut packet)
             || self.next_reply(usize::MAX, &mut packet);
         self.responses_first = !self.responses_first;
         packet
+    }
+
+    /// Appends the CNP that is due to `out`, with its ICRC. Returns its length, or `None` if none is due. A CNP leaves
+    /// before other packets, and alone, because its IP header differs.
+    pub fn poll_notification(&mut self, flow: &mut FlowIcrc, out: &mut BytesMut) -> Option<usize> {
+        if !self.notification_point.is_due() {
+            return None;
+        }
+        let mut run = Run::new(flow, 1, out);
+        self.next_notification(&mut run);
+        run.segment_length()
+    }
+
+    /// Adds the CNP that is due to `sink`.
+    fn next_notification(&mut self, sink: &mut impl PacketSink) -> bool {
+        let is_due = self.ended.is_none() && self.notification_point.take();
+        if is_due {
+            let bth = congestion::cnp(self.responder.remote_qpn());
+            sink.push(&bth, &Extended::Plain, [&CNP_PAYLOAD, &[]]);
+        }
+        is_due
     }
 
     /// Appends the next datagrams to `out`, each with its ICRC: at most `max_datagrams`, all of the same length

@@ -10,7 +10,10 @@
 //! cut into requests whose responses fit the window, so that a responder without flow control does
 //! not flood this end.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use super::{
     error::QueuePairError,
@@ -61,6 +64,8 @@ pub(super) struct Requester {
     /// The number of packets sent since the last one that asked for an acknowledgement.
     unrequested: u64,
     window: Window,
+    /// The sequence number whose acknowledgement ends the round trip in which congestion last shrank the window.
+    notified_until: u64,
     timer: RetransmissionTimer,
     /// The value of `next` at the last timeout, until that is acknowledged.
     timed_out_at: Option<u64>,
@@ -116,6 +121,7 @@ impl Requester {
             resent_at: None,
             unrequested: 0,
             window: Window::new(settings.max_in_flight / settings.path_mtu),
+            notified_until: 0,
             timer: RetransmissionTimer::new(
                 settings.ack_timeout,
                 settings.target_ack_delay,
@@ -131,6 +137,22 @@ impl Requester {
     /// Returns the retransmissions so far.
     pub(super) const fn statistics(&self) -> RetransmissionStatistics {
         self.statistics
+    }
+
+    /// Returns the measured time of a round trip, or `None` if none is measured.
+    pub(super) const fn round_trip(&self) -> Option<Duration> {
+        self.timer.round_trip()
+    }
+
+    /// Shrinks the window because the network reports congestion: by a CNP of the peer, or by a mark on the response
+    /// to a Read. The reports of one round trip count once, because they are about the same packets.
+    pub(super) fn notify(&mut self) {
+        //= ROCE-SW-09
+        let is_in_flight = self.next > self.unacknowledged;
+        if is_in_flight && self.unacknowledged >= self.notified_until {
+            self.notified_until = self.sent;
+            self.window.notify();
+        }
     }
 
     /// Queues a Send, Write or Read.
@@ -411,7 +433,10 @@ impl Requester {
         if end <= self.unacknowledged {
             return;
         }
-        self.window.grow(end - self.unacknowledged);
+        // Packets that were sent before the window shrank say nothing about its new size.
+        if self.unacknowledged >= self.notified_until {
+            self.window.grow(end - self.unacknowledged);
+        }
         self.longest_acknowledged = self
             .longest_acknowledged
             .max(self.next_acknowledged_length());

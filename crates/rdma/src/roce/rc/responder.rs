@@ -7,11 +7,16 @@
 //! A Read is acknowledged only by its response. A requester that repeats a request may lack the
 //! responses to all later Reads, so the acknowledgement of a duplicate ends before the next Read.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    mem,
+    time::{Duration, Instant},
+};
 
 use super::{
     error::QueuePairError,
     inbound_message::{Arrival, InboundMessage, address_of, out_of_sequence},
+    pace::{Congestion, Pace},
     payload::Payload,
     rnr::{MAX_RNR_NAKS, RNR_TIMER},
     send_queue::{MAX_MESSAGE_BYTES, packets_of},
@@ -50,6 +55,16 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// The number of RNR NAKs since the last message.
     rnr_naks: u32,
+    /// The maximum of the window of responses, in packets.
+    max_responses: usize,
+    /// The limit of responses after congestion.
+    pace: Option<Pace>,
+    /// The time at which the next response may be sent, if it is not now.
+    paused_until: Option<Instant>,
+    /// Whether a response was sent since congestion was last reported.
+    has_responded: bool,
+    /// Whether the peer has requested a Read again, so that a response may be lost.
+    is_response_lost: bool,
 }
 
 /// A Read of the peer, with the response packets from `psn` to before `end`.
@@ -130,12 +145,76 @@ impl Responder {
             reply: None,
             nak_sent: false,
             rnr_naks: 0,
+            max_responses: settings.max_in_flight / settings.path_mtu,
+            pace: None,
+            paused_until: None,
+            has_responded: false,
+            is_response_lost: false,
         }
+    }
+
+    /// Returns the number of the peer's queue pair.
+    pub(super) const fn remote_qpn(&self) -> u32 {
+        self.remote_qpn
     }
 
     /// Returns whether neither a response nor an acknowledgement waits to be sent.
     pub(super) fn is_idle(&self) -> bool {
         self.unanswered == 0 && self.reply.is_none()
+    }
+
+    /// Returns whether a response or an acknowledgement may be sent.
+    pub(super) fn can_send(&self) -> bool {
+        self.paused_until.is_none() && !self.is_idle()
+    }
+
+    /// Returns when [`resume`](Self::resume) has to be called.
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Continues to send responses if it is time.
+    #[inline]
+    pub(super) fn resume(&mut self, now: Instant) {
+        if self.pace.is_some() {
+            self.resume_limited(now);
+        }
+    }
+
+    #[cold]
+    fn resume_limited(&mut self, now: Instant) {
+        let Some(pace) = &mut self.pace else {
+            return;
+        };
+        self.paused_until.take_if(|end| *end <= now);
+        if !pace.advance(now) {
+            self.pace = None;
+            self.paused_until = None;
+        }
+    }
+
+    /// Returns whether the peer has requested a Read again since the window of responses last shrank.
+    pub(super) const fn is_response_lost(&self) -> bool {
+        self.is_response_lost
+    }
+
+    /// Sends fewer responses because of congestion, unless none was sent since the last report.
+    pub(super) fn slow_down(
+        &mut self,
+        now: Instant,
+        round_trip: Option<Duration>,
+        reason: Congestion,
+    ) {
+        //= ROCE-SW-08
+        self.is_response_lost = false;
+        if !mem::take(&mut self.has_responded) {
+            return;
+        }
+        let max = self.max_responses;
+        let pace = self
+            .pace
+            .get_or_insert_with(|| Pace::new(now, max, round_trip));
+        pace.shrink(now, reason);
     }
 
     /// Returns whether the next packet is an acknowledgement.
@@ -219,6 +298,7 @@ impl Responder {
         let Some(place) = known.filter(|_| check_read(reth, memory).is_ok()) else {
             return;
         };
+        self.is_response_lost = true;
         //= ROCE-9.7.5-11
         let known = &mut self.reads[place];
         let start = again.from.offset.wrapping_sub(known.from.offset);
@@ -413,7 +493,7 @@ impl Responder {
         memory: &MemoryTable,
         sink: &mut impl PacketSink,
     ) -> Result<bool, QueuePairError> {
-        if self.unanswered == 0 {
+        if self.unanswered == 0 || self.paused_until.is_some() {
             return Ok(false);
         }
         let next = self.reads.iter_mut().find(|read| read.response.is_some());
@@ -458,6 +538,10 @@ impl Responder {
                 }
                 Err(fault) => return Err(QueuePairError::ReadSource(fault)),
             }
+        }
+        self.has_responded = true;
+        if let Some(pace) = &mut self.pace {
+            self.paused_until = pace.count();
         }
         read.has_begun = true;
         read.psn = read.psn.add(1);
@@ -521,6 +605,7 @@ impl Responder {
         self.reads.clear();
         self.unanswered = 0;
         self.reply = None;
+        self.paused_until = None;
     }
 }
 

@@ -71,6 +71,11 @@ impl RetransmissionTimer {
         self.running.map(|(deadline, _)| deadline)
     }
 
+    /// Returns the smoothed time of a round trip, or `None` if none is measured.
+    pub(super) const fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
     /// Records that a packet was sent. `measure` is the sequence number that acknowledges it, if it
     /// was sent for the first time and asks for an acknowledgement.
     pub(super) fn sent(&mut self, now: Instant, measure: Option<u64>) {

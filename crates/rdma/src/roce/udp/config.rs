@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::tap::DatagramTap;
-use crate::roce::{cm::PathMtu, endpoint::EndpointSettings, packet::UDP_PORT};
+use crate::{
+    roce::{cm::PathMtu, endpoint::EndpointSettings, packet::UDP_PORT},
+    software::network::NetworkSettings,
+};
 
 /// The settings of [`Roce`](super::Roce). Begin with the defaults, and change fields:
 ///
@@ -48,12 +51,19 @@ pub struct RoceConfig {
     /// How long a connection polls for more datagrams before it sleeps, once at least 16 KiB have moved since its
     /// last sleep. With zero it sleeps immediately. The default is 100 µs.
     pub poll_window: Duration,
+    /// The DSCP and the interface of the packets.
+    pub network: NetworkSettings,
+    /// The DSCP of congestion notification packets, from 0 to 63, which takes effect on Linux only. The default is 48,
+    /// as usual for adapters.
+    pub cnp_dscp: u8,
     /// An observer of all datagrams. The default is none.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
 /// The most bytes in flight between two ends of one machine, if `max_in_flight` is not larger.
 const MAX_WITHIN_HOST: usize = 1 << 20;
+/// The default DSCP of congestion notification packets: CS6, as of adapters.
+const DEFAULT_CNP_DSCP: u8 = 48;
 /// The most RDMA Reads at a time.
 const MAX_READS: u8 = 128;
 
@@ -72,6 +82,8 @@ impl Default for RoceConfig {
             max_half_open: settings.max_half_open,
             max_in_flight: settings.max_in_flight,
             poll_window: Duration::from_micros(100),
+            network: NetworkSettings::default(),
+            cnp_dscp: DEFAULT_CNP_DSCP,
             tap: None,
         }
     }

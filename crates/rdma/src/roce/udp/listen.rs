@@ -43,7 +43,7 @@ impl RoceListener {
     /// and names the largest path MTU that can.
     fn fits(&self, request: &Request) -> bool {
         let remote = request.path.remote;
-        let Ok(route) = route_to(remote) else {
+        let Ok(route) = route_to(remote, &self.config.network) else {
             return true;
         };
         let most = self.config.path_mtu(route.mtu, remote.is_ipv6());

@@ -16,6 +16,8 @@
 mod address;
 mod config;
 mod driver;
+#[cfg(target_os = "linux")]
+mod dscp;
 mod error;
 mod incoming;
 mod listen;
@@ -27,6 +29,8 @@ mod route;
 mod shared;
 mod socket;
 mod tap;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 pub use config::RoceConfig;
 pub use port_owner::port_owner;

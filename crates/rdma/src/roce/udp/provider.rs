@@ -51,6 +51,8 @@ pub struct Roce {
 struct KnownSocket {
     /// The address that was asked for.
     address: SocketAddr,
+    /// The interface that was asked for.
+    interface: Option<String>,
     common: Weak<Common>,
 }
 
@@ -86,7 +88,7 @@ impl Roce {
     }
 
     /// Returns a provider with the same sockets and other settings. The provider that opens a socket decides its `ird`,
-    /// `ord`, `close_timeout`, `max_half_open`, `max_in_flight` and `tap`, for all that use it while it is open.
+    /// `ord`, `close_timeout`, `max_half_open`, `max_in_flight`, DSCPs and `tap`, for all that use it while it is open.
     pub fn reconfigured(&self, config: RoceConfig) -> Self {
         Self {
             config: Arc::new(config),
@@ -97,7 +99,10 @@ impl Roce {
     /// Returns the socket of this provider that is bound to `address`, or binds one.
     fn socket(&self, address: SocketAddr) -> io::Result<Arc<Running>> {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = sockets.iter().find(|socket| socket.address == address);
+        let interface = &self.config.network.interface;
+        let known = sockets
+            .iter()
+            .find(|socket| socket.address == address && socket.interface == *interface);
         if let Some(running) = known.and_then(KnownSocket::join) {
             return running;
         }
@@ -116,6 +121,7 @@ impl Roce {
         // Later requests for a free port share this socket.
         sockets.push(KnownSocket {
             address,
+            interface: interface.clone(),
             common: Arc::downgrade(&common),
         });
         Ok(running)
@@ -137,7 +143,9 @@ impl Roce {
             let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let is_any = |socket: &&KnownSocket| {
                 let ip = socket.address.ip();
-                socket.address.port() == port && (ip == any || ip == IpAddr::from([0; 16]))
+                socket.interface == self.config.network.interface
+                    && socket.address.port() == port
+                    && (ip == any || ip == IpAddr::from([0; 16]))
             };
             let known = sockets.iter().find(is_any);
             known.and_then(KnownSocket::join)
@@ -244,7 +252,8 @@ impl Provider for Roce {
         Box::pin(async move {
             check_private_data(&request.private_data, MAX_REQUEST_DATA)?;
             let remote = with_port(request.address, self.config.peer_udp_port);
-            let route = route_to(remote).map_err(|error| os_error("connecting", &error))?;
+            let route = route_to(remote, &self.config.network);
+            let route = route.map_err(|error| os_error("connecting", &error))?;
             let mut path_mtu = self.config.path_mtu(route.mtu, remote.is_ipv6());
             let mut receive = Some(request.receive);
             loop {

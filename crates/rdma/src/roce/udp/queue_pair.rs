@@ -16,7 +16,7 @@ use crate::{
     memory::{DeregisterError, RegisterError, Registration},
     provider::{Connected, QueuePair, Usage},
     roce::{
-        RetransmissionStatistics,
+        CongestionStatistics, RetransmissionStatistics,
         endpoint::{ConnectionId, Path},
     },
     work::{Access, Completion, Room, Teardown, Token, WorkRequest},
@@ -43,11 +43,12 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let again = self.socket.shared.with_core(|core, now| {
+        let (again, congestion) = self.socket.shared.with_core(|core, now| {
             let again = core.endpoint.retransmissions(self.id);
+            let congestion = core.endpoint.congestion(self.id);
             core.forget(self.id);
             core.endpoint.release(now, self.id);
-            again
+            (again, congestion)
         });
         if let Some(again) = again {
             let RetransmissionStatistics {
@@ -58,6 +59,19 @@ impl Drop for Owned {
                 packets,
             } = again;
             debug!(gaps, timeouts, needless, pauses, packets, "sent again");
+        }
+        if let Some(congestion) = congestion
+            && congestion != CongestionStatistics::default()
+        {
+            let CongestionStatistics {
+                marked,
+                notifications_sent,
+                notifications_received,
+            } = congestion;
+            debug!(
+                marked,
+                notifications_sent, notifications_received, "congestion"
+            );
         }
     }
 }

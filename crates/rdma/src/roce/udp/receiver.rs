@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use quinn_udp::RecvMeta;
+use quinn_udp::{EcnCodepoint, RecvMeta};
 
 use super::{address::canonical, socket::Socket};
 use crate::{
@@ -50,6 +50,8 @@ pub(super) struct Group<'a> {
     pub(super) path: Path,
     memory: Memory<'a>,
     stride: usize,
+    /// Whether the datagrams have the mark of congestion (CE). A group has one ECN field.
+    pub(super) is_marked: bool,
 }
 
 /// The memory of a group.
@@ -100,6 +102,7 @@ impl Receiver {
                 },
                 memory: Memory::new(block, meta.len, account),
                 stride: meta.stride.max(1),
+                is_marked: meta.ecn == Some(EcnCodepoint::Ce),
             }
         }))
     }

@@ -11,7 +11,10 @@ use nix::{
     sys::socket::{getsockopt, sockopt::IpMtu},
 };
 
+use socket2::SockRef;
+
 use super::address::with_port;
+use crate::software::network::NetworkSettings;
 
 /// How packets travel to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +25,14 @@ pub(super) struct Route {
     pub(super) mtu: usize,
 }
 
-/// Returns the route to `remote`. Nothing is sent.
-pub(super) fn route_to(remote: SocketAddr) -> io::Result<Route> {
+/// Returns the route to `remote` through the interface of the settings. Nothing is sent.
+pub(super) fn route_to(remote: SocketAddr, network: &NetworkSettings) -> io::Result<Route> {
     let any: IpAddr = match remote {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let probe = UdpSocket::bind((any, 0))?;
+    network.apply_interface(&SockRef::from(&probe))?;
     probe.connect(remote)?;
     Ok(Route {
         local: with_port(probe.local_addr()?, 0),
@@ -71,7 +75,7 @@ mod tests {
     fn the_route_within_the_machine_has_a_large_mtu() {
         for address in ["127.0.0.1:9", "[::1]:9"] {
             let address: SocketAddr = address.parse().unwrap();
-            let Ok(route) = route_to(address) else {
+            let Ok(route) = route_to(address, &NetworkSettings::default()) else {
                 assert!(address.is_ipv6(), "a machine without IPv6");
                 continue;
             };

@@ -152,7 +152,7 @@ const MAX_RECEIVES_BEFORE_TIMERS: usize = 2048;
 impl Common {
     /// Binds a socket.
     pub(super) fn bind(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
-        let bound = Bound::new(address)?;
+        let bound = Bound::new(address, config)?;
         let receive_buffer = bound.receive_buffer().unwrap_or_default();
         let endpoint = Endpoint::new(config.endpoint(receive_buffer));
         let account = endpoint.account().clone();
@@ -324,9 +324,13 @@ impl Shared {
     /// Passes a group of datagrams to the endpoint.
     fn process(&self, core: &mut Core, now: Instant, group: &Group<'_>) {
         for datagram in group.datagrams() {
-            let identification =
-                core.endpoint
-                    .handle_datagram_in(group.block(), now, group.path, datagram);
+            let identification = core.endpoint.handle_datagram_in(
+                group.block(),
+                group.is_marked,
+                now,
+                group.path,
+                datagram,
+            );
             if let (Some(tap), Some(identification)) = (&self.common.tap, identification) {
                 let Path { local, remote } = group.path;
                 tap.datagram(Direction::Received, local, remote, identification, datagram);

@@ -6,12 +6,25 @@ use std::{
     sync::Arc,
 };
 
-use quinn_udp::{RecvMeta, UdpSocketState};
+#[cfg(target_os = "linux")]
+use nix::{
+    libc,
+    sys::socket::{
+        setsockopt,
+        sockopt::{RcvBufForce, ReceiveTimestampns},
+    },
+};
+use quinn_udp::{EcnCodepoint, RecvMeta, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, Type};
 use tokio::{io::Interest, net::UdpSocket};
 
-use super::address::for_socket;
-use crate::roce::endpoint::Transmit;
+#[cfg(target_os = "linux")]
+use super::dscp;
+use super::{address::for_socket, config::RoceConfig};
+use crate::{
+    roce::endpoint::{Traffic, Transmit},
+    software::network::MAX_DSCP,
+};
 
 /// A bound UDP socket, which belongs to no runtime.
 #[derive(Debug)]
@@ -19,6 +32,10 @@ pub(super) struct Bound {
     socket: std::net::UdpSocket,
     state: UdpSocketState,
     local: SocketAddr,
+    /// The DSCP of the packets of queue pairs and of the CM.
+    dscp: u8,
+    /// The DSCP of congestion notification packets.
+    cnp_dscp: u8,
 }
 
 /// A bound UDP socket as one runtime uses it.
@@ -35,18 +52,19 @@ const BUFFER_BYTES: usize = 4 << 20;
 
 impl Bound {
     /// Binds a socket to `address`.
-    pub(super) fn new(address: SocketAddr) -> io::Result<Self> {
+    pub(super) fn new(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
         let socket = RawSocket::new(
             Domain::for_address(address),
             Type::DGRAM,
             Some(Protocol::UDP),
         )?;
+        config.network.apply(&SockRef::from(&socket))?;
         socket.bind(&address.into())?;
         enlarge_receive_buffer(&socket);
         socket.set_nonblocking(true)?;
         let socket: std::net::UdpSocket = socket.into();
         //= ROCE-UDP-02
-        let state = UdpSocketState::new((&socket).into())?;
+        let state = state_of(&socket)?;
         // Without this option, only a timeout would show that the peer's port is unreachable.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let _ = state.enable_transport_errors((&socket).into());
@@ -55,7 +73,17 @@ impl Bound {
             socket,
             state,
             local,
+            dscp: config.network.dscp,
+            cnp_dscp: config.cnp_dscp.min(MAX_DSCP),
         })
+    }
+
+    /// Returns the DSCP of datagrams.
+    const fn dscp(&self, traffic: Traffic) -> u8 {
+        match traffic {
+            Traffic::CongestionNotification => self.cnp_dscp,
+            Traffic::QueuePair | Traffic::ConnectionManager => self.dscp,
+        }
     }
 
     /// Returns the size of the receive buffer of the operating system, in bytes.
@@ -90,20 +118,42 @@ impl Socket {
         let local = transmit.path.local.ip();
         let message = quinn_udp::Transmit {
             destination: for_socket(transmit.path.remote, self.local()),
-            ecn: None,
+            ecn: transmit
+                .traffic
+                .is_ecn_capable()
+                .then_some(EcnCodepoint::Ect0),
             contents: datagrams,
             segment_size: Some(transmit.segment_size),
             src_ip: self.local().ip().is_unspecified().then_some(local),
         };
+        let dscp = self.bound.dscp(transmit.traffic);
         self.io.try_io(Interest::WRITABLE, || {
-            match self.bound.state.try_send((&self.io).into(), &message) {
+            match self.try_send(&message, dscp) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
                 // The call may report the ICMP error of another peer instead of sending. An error that concerns
                 // these datagrams occurs again.
-                Err(_) => self.bound.state.try_send((&self.io).into(), &message),
+                Err(_) => self.try_send(&message, dscp),
                 sent => sent,
             }
         })
+    }
+
+    /// Sends one group of datagrams with a DSCP.
+    fn try_send(&self, message: &quinn_udp::Transmit<'_>, dscp: u8) -> io::Result<()> {
+        // The library that sends groups sets the whole traffic class, and its DSCP to 0.
+        #[cfg(target_os = "linux")]
+        if dscp != 0 {
+            let sent = dscp::send(&self.io, message, dscp);
+            let is_unsupported =
+                |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL));
+            if !sent.as_ref().is_err_and(is_unsupported) {
+                return sent;
+            }
+            // A device may lack the offload for groups. The library then makes groups of one datagram.
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = dscp;
+        self.bound.state.try_send((&self.io).into(), message)
     }
 
     /// Receives groups of datagrams without waiting, and returns their number. With
@@ -161,17 +211,20 @@ impl Socket {
     }
 }
 
+/// Prepares a socket for groups of datagrams and their ECN fields.
+pub(super) fn state_of(socket: &std::net::UdpSocket) -> io::Result<UdpSocketState> {
+    let state = UdpSocketState::new(socket.into())?;
+    // The library asks for time stamps, which leave no room for the ECN field of a group of datagrams.
+    #[cfg(target_os = "linux")]
+    let _ = setsockopt(socket, ReceiveTimestampns, &false);
+    Ok(state)
+}
+
 /// Makes the receive buffer of a socket as large as the system permits.
 fn enlarge_receive_buffer(socket: &RawSocket) {
     // A failure is ignored: with a smaller buffer, more packets are lost and sent again.
     #[cfg(target_os = "linux")]
-    if nix::sys::socket::setsockopt(
-        socket,
-        nix::sys::socket::sockopt::RcvBufForce,
-        &BUFFER_BYTES,
-    )
-    .is_ok()
-    {
+    if setsockopt(socket, RcvBufForce, &BUFFER_BYTES).is_ok() {
         return;
     }
     let _ = socket.set_recv_buffer_size(BUFFER_BYTES);

@@ -25,6 +25,7 @@ fn run(seed: u64, loss: f64) {
     let mut network = Network::with(seed, settings);
     network.loss = loss;
     network.jitter = Duration::from_micros(network.rng.u64(..300));
+    network.marking = network.rng.f64() / 2.0;
     let count = network.rng.usize(1..4);
     let mut pairs: Vec<Pair> = (0..count).map(|_| pair(&mut network)).collect();
     for pair in &mut pairs {

@@ -2,6 +2,7 @@
 //! network.
 
 mod attacks;
+mod congestion;
 mod duplicates;
 mod pair;
 mod requester;
