@@ -231,14 +231,16 @@ fn segment_length(datagram: &Datagram<'_>) -> Option<usize> {
     if is_cut || bytes.len() < 2 * MIN_PACKET_BYTES || icrc::verify(header, bytes) {
         return None;
     }
+    let is_response = |bth: &[u8]| Opcode::decode(bth[0]).map(Opcode::is_response);
     let psn = |bth: &[u8]| Psn::new(u32::from_be_bytes([0, bth[9], bth[10], bth[11]]));
     let (first, last) = (MIN_PACKET_BYTES, bytes.len() - MIN_PACKET_BYTES);
     let mut lengths = (first..=last.min(MAX_PACKET_BYTES)).step_by(4);
     lengths.find(|&length| {
         let next = &bytes[length..];
         let has_same_ends = next[2..4] == bytes[2..4] && next[5..8] == bytes[5..8];
-        has_same_ends
-            && (0..=1 << 16).contains(&psn(next).distance(psn(bytes)))
-            && icrc::verify(header, &bytes[..length])
+        // An acknowledgement after a request has the PSN of a request of the peer.
+        let continues = is_response(next) != is_response(bytes)
+            || (0..=1 << 16).contains(&psn(next).distance(psn(bytes)));
+        has_same_ends && continues && icrc::verify(header, &bytes[..length])
     })
 }
