@@ -1,5 +1,6 @@
 //! What makes a connection slow: each cause alone, mixtures of two, and nothing.
 
+mod captures;
 mod model;
 
 use std::time::Duration;
