@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -68,6 +68,9 @@ impl ProviderListener for IwarpListener {
 /// Time between two attempts to accept a connection after one failed.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
+/// The interval of log lines about connections that cannot be accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Accepts TCP connections and reads their Requests concurrently.
 pub(super) async fn accept_all(
     listener: TcpListener,
@@ -76,6 +79,7 @@ pub(super) async fn accept_all(
     incoming: mpsc::Sender<IncomingRequest>,
 ) {
     let mut half_open = JoinSet::new();
+    let (mut logged, mut failures) = (None::<Instant>, 0);
     // A peer that is refused after its Request was passed on holds a permit until it closes the
     // connection or `close_timeout` has passed.
     let drain_permits = Arc::new(Semaphore::new(config.max_half_open));
@@ -108,8 +112,12 @@ pub(super) async fn accept_all(
                         debug!(%error, "a peer ended its TCP connection before it was accepted");
                     }
                     Err(error) => {
-                        let cure = cure(&error);
-                        warn!(%error, cure, "accepting a TCP connection failed");
+                        failures += 1;
+                        if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
+                            let cure = cure(&error);
+                            warn!(%error, cure, failures, "accepting a TCP connection failed");
+                            (logged, failures) = (Some(Instant::now()), 0);
+                        }
                         // Other connections may end meanwhile, and free the resources that this one needs.
                         sleep(ACCEPT_PAUSE).await;
                     }
