@@ -45,6 +45,9 @@ pub enum OpenMode {
     /// [`File::keep_as`] has named it. If the server does not take this, the file stays, and
     /// [`File::is_temporary`] is false.
     CreateTemporary,
+    /// A new file, to write and read it. The server deletes it when it is closed, also by the end of the connection.
+    /// No other client may open it meanwhile.
+    Scratch,
     /// A new or an existing file, to read and write it. An existing one becomes empty. No other client
     /// may open it meanwhile.
     Replace,
@@ -104,13 +107,22 @@ impl Share {
                 0,
                 CreateDisposition::FileCreate,
             ),
+            OpenMode::Scratch => (
+                READ | WRITE | FileAccessMask::DELETE,
+                0,
+                CreateDisposition::FileCreate,
+            ),
             OpenMode::Replace => (READ | WRITE, 0, CreateDisposition::FileOverwriteIf),
+        };
+        let options = match mode {
+            OpenMode::Scratch => NON_DIRECTORY_FILE | DELETE_ON_CLOSE,
+            _ => NON_DIRECTORY_FILE,
         };
         let create = CreateRequest {
             create_disposition: disposition,
             file_attributes: FileAttributes::NORMAL,
             share_access: ShareAccess(share),
-            ..self.create(path, access, NON_DIRECTORY_FILE)
+            ..self.create(path, access, options)
         };
         match mode {
             OpenMode::CreateTemporary => self.open_temporary(create).await,
