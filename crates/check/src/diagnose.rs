@@ -7,6 +7,7 @@ mod mounts;
 mod remote;
 mod session;
 mod settings;
+mod speed;
 mod verdict;
 
 #[cfg(test)]
@@ -24,5 +25,12 @@ pub fn diagnose(facts: &Facts) -> Diagnosis {
     sections.extend(mounts::section(facts));
     sections.extend(local::sections(facts));
     sections.retain(|section| !section.steps.is_empty());
-    verdict::conclude(facts, sections)
+    let measurement = facts
+        .remote
+        .as_ref()
+        .and_then(|remote| remote.measurement.as_ref());
+    Diagnosis {
+        speed: measurement.map(speed::explain),
+        ..verdict::conclude(facts, sections)
+    }
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::{
     facts::{AttemptFault, Fabric},
     fault::Fault,
+    measurement::{Comparison, Limited, Rate, Speed},
 };
 
 /// The conclusions from facts.
@@ -16,6 +17,8 @@ pub struct Diagnosis {
     pub verdict: String,
     /// The steps that led to it.
     pub sections: Vec<Section>,
+    /// The rates that were measured, and what limits them.
+    pub speed: Option<Speed>,
 }
 
 /// Whether SMB Direct works.
@@ -169,10 +172,46 @@ pub enum Event<'a> {
         #[serde(flatten)]
         step: &'a Step,
     },
+    /// What the path carries without SMB.
+    Path {
+        /// Bytes in a second, if they were measured.
+        bytes_per_second: Option<f64>,
+        /// The rate, or why it is unknown, in a sentence.
+        sentence: &'a str,
+    },
+    /// A rate.
+    Rate {
+        /// As in `TCP` or `SMB Direct by software iWARP`.
+        transport: &'a str,
+        /// The rate.
+        #[serde(flatten)]
+        rate: &'a Rate,
+    },
+    /// What limits a rate.
+    Limit {
+        /// As in `TCP` or `SMB Direct by software iWARP`.
+        transport: &'a str,
+        /// The limit.
+        #[serde(flatten)]
+        limited: &'a Limited,
+    },
+    /// Rates that were not measured.
+    NotMeasured {
+        /// As in `TCP` or `SMB Direct by software iWARP`.
+        transport: &'a str,
+        /// The reason.
+        reason: &'a str,
+    },
+    /// SMB Direct compared with TCP.
+    Comparison {
+        /// The comparison.
+        #[serde(flatten)]
+        comparison: &'a Comparison,
+    },
 }
 
 impl Diagnosis {
-    /// Returns the verdict and then all steps.
+    /// Returns the verdict, then all steps, and then the rates and what follows from them.
     pub fn events(&self) -> impl Iterator<Item = Event<'_>> {
         let faults_in = |state: State| {
             let steps = self.steps().filter(|step| step.state == state);
@@ -191,12 +230,35 @@ impl Diagnosis {
                 step,
             })
         });
-        std::iter::once(verdict).chain(steps)
+        let speed = self.speed.iter().flat_map(Speed::events);
+        std::iter::once(verdict).chain(steps).chain(speed)
     }
 
     /// Returns all steps.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.sections.iter().flat_map(|section| &section.steps)
+    }
+}
+
+impl Speed {
+    fn events(&self) -> impl Iterator<Item = Event<'_>> {
+        let path = Event::Path {
+            bytes_per_second: self.path,
+            sentence: &self.path_sentence,
+        };
+        let transports = self.transports.iter().flat_map(|speed| {
+            let transport = &*speed.name;
+            let rates = speed.rates.iter();
+            let rates = rates.map(move |rate| Event::Rate { transport, rate });
+            let limits = speed.limits.iter();
+            let limits = limits.map(move |limited| Event::Limit { transport, limited });
+            let failure = speed.failure.as_deref();
+            let failure = failure.map(|reason| Event::NotMeasured { transport, reason });
+            rates.chain(limits).chain(failure)
+        });
+        let comparisons = self.comparisons.iter();
+        let comparisons = comparisons.map(|comparison| Event::Comparison { comparison });
+        std::iter::once(path).chain(transports).chain(comparisons)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
+use crate::measurement::Rate;
+
 /// The findings of the probes, for [`diagnose`](crate::diagnose()).
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
@@ -251,6 +253,8 @@ pub(crate) struct Remote {
     /// Attempts to use SMB Direct, one for each transport.
     pub(crate) attempts: Vec<Attempt>,
     pub(crate) session: Option<Session>,
+    /// The rates, if they were measured.
+    pub(crate) measurement: Option<Measurement>,
 }
 
 /// Where packets leave this machine.
@@ -405,4 +409,42 @@ pub(crate) struct Refusal {
     /// Whether the status is STATUS_ACCESS_DENIED, which a server also returns if it demands encryption.
     pub(crate) is_access_denied: bool,
     pub(crate) text: String,
+}
+
+/// The rates to one server, over each transport that works.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measurement {
+    /// TCP, and each kind of SMB Direct.
+    pub(crate) transports: Vec<Measured>,
+    /// The path without SMB; `None` if nothing there measures it.
+    pub(crate) path: Option<Result<f64, String>>,
+    /// The time was over before everything was measured.
+    pub(crate) is_cut_short: bool,
+}
+
+/// The rates over one transport.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Measured {
+    /// `None` for TCP.
+    pub(crate) fabric: Option<Fabric>,
+    /// The adapter or the software; `TCP` for TCP.
+    pub(crate) by: String,
+    pub(crate) rates: Vec<Rate>,
+    /// Why nothing, or not everything, was measured.
+    pub(crate) failure: Option<String>,
+    /// SMB2 credits that the server had granted while no request was outstanding.
+    pub(crate) smb2_credits: u16,
+    /// The session signs its messages.
+    pub(crate) signs: bool,
+    /// Why data moved in messages although the transport has RDMA.
+    pub(crate) in_messages: Option<InMessages>,
+}
+
+/// Why data moved in messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum InMessages {
+    /// The session has to sign or to encrypt data.
+    Protected(String),
+    /// Another reason.
+    Other(String),
 }

@@ -9,6 +9,7 @@ mod diagnose;
 mod diagnosis;
 mod facts;
 mod fault;
+mod measurement;
 mod probe;
 mod settings;
 
@@ -16,5 +17,6 @@ pub use diagnose::diagnose;
 pub use diagnosis::{About, Cure, Diagnosis, Event, Outcome, RunOn, Section, State, Step};
 pub use facts::Facts;
 pub use fault::Fault;
+pub use measurement::{Comparison, Limit, Limited, Operation, Rate, Speed, TransportSpeed};
 pub use probe::gather;
-pub use settings::{Account, Settings, Stage, Target};
+pub use settings::{Account, Measure, Settings, Stage, Target};

@@ -5,6 +5,7 @@ mod attempt;
 mod interfaces;
 mod kernel;
 mod local;
+mod measure;
 mod mounts;
 mod negotiate;
 mod remote;

@@ -23,10 +23,23 @@ pub struct Target {
     pub share: Option<String>,
     /// The account to log in with. Without one, nothing is asked that needs a session.
     pub account: Option<Account>,
+    /// Whether rates are measured, which needs the share and the account.
+    pub measure: Option<Measure>,
     /// Observes the bytes of software iWARP.
     pub iwarp_tap: Option<Arc<dyn Tap>>,
     /// Observes the datagrams of software RoCE.
     pub roce_tap: Option<Arc<dyn DatagramTap>>,
+}
+
+/// What the rates are measured with.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    /// Bytes of the scratch file, or of the part of the file that is read.
+    pub size: u64,
+    /// The folder of the share for the scratch file, with `/` between its parts; empty for the share itself.
+    pub folder: String,
+    /// A file of the share to read. Then nothing is written.
+    pub read_only: Option<String>,
 }
 
 /// The account to log in with.
@@ -73,6 +86,11 @@ pub enum Stage {
     },
     /// The account is used.
     Session,
+    /// Rates are measured.
+    Measurement {
+        /// The transport, or `path`.
+        transport: &'static str,
+    },
 }
 
 impl fmt::Display for Stage {
@@ -84,6 +102,7 @@ impl fmt::Display for Stage {
             Self::Tcp => f.write_str("TCP on port 445"),
             Self::Attempt { fabric, port } => write!(f, "{fabric} on port {port}"),
             Self::Session => f.write_str("session"),
+            Self::Measurement { transport } => write!(f, "speed: {transport}"),
         }
     }
 }

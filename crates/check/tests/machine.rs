@@ -64,6 +64,7 @@ async fn unknown_machines_and_names_are_no_faults_of_smb_direct() {
         port: None,
         share: None,
         account: None,
+        measure: None,
         iwarp_tap: None,
         roce_tap: None,
     };

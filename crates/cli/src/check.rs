@@ -6,12 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{ArgAction, Args};
-use smbdirect_check::{Account, Outcome, Settings, Stage, Target, diagnose, gather};
+use smbdirect_check::{
+    Account, Diagnosis, Measure, Outcome, Settings, Stage, Target, diagnose, gather,
+};
 use smbdirect_smb2::Tickets;
 
 use crate::{
     failure::{Kind, OfKind},
-    options::{Address, usage},
+    options::{Address, large_size, usage},
     password::password,
     pcap::Capture,
     report::Report,
@@ -27,6 +29,9 @@ use crate::{
 ///
 /// Prints a verdict, then each step with what was seen, and for each fault its cause and commands
 /// that cure it. Each attempt is a complete, correct exchange, and disturbs no server.
+///
+/// With --measure it also reads and writes a scratch file, over SMB on TCP and over SMB Direct, and says which is
+/// faster and what limits each. The server deletes the file when the command ends, also by a signal.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Check {
@@ -46,6 +51,21 @@ pub(crate) struct Check {
     /// Log in by Kerberos, with the ticket of `kinit`
     #[arg(short, long, conflicts_with = "user", requires = "target")]
     kerberos: bool,
+
+    /// Measure the rates of //SERVER/SHARE over TCP and SMB Direct, and name what limits them
+    ///
+    /// It takes less than a minute. The port of the server, if it is given, is that of a `smbdirect listen --sink`,
+    /// which shows what the path carries without SMB
+    #[arg(long, requires = "target")]
+    measure: bool,
+
+    /// Size of the scratch file, or of the part of the file that is read [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = large_size, requires = "measure")]
+    size: Option<u64>,
+
+    /// Read this file of the share, and write nothing
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    read_only: Option<String>,
 
     /// Print one JSON object per line, for programs
     #[arg(long)]
@@ -70,21 +90,34 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect check //fileserver/data --user me  also what a session tells
   smbdirect check fileserver --user me --password-fd 3 3<password
   smbdirect check //fileserver/data --kerberos
+  smbdirect check --measure //fileserver/data --user me    why is it slow?
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"verdict\", outcome (works, does_not, unknown), verdict, faults, limits}
   {\"event\":\"step\", about (client, server, mounts, way, session), section, name,
    state (ok, warning, fault, unknown, skipped), evidence, fault, cause,
    cures: [{place, command}]}
+  With --measure:
+  {\"event\":\"path\", bytes_per_second, sentence}
+  {\"event\":\"rate\", transport, operation (write, first_read, read), request_bytes, outstanding,
+   seconds, bytes, bytes_by_rdma, bytes_per_second, requests_per_second, cpu_seconds,
+   busiest_thread, machine_busy, credit_wait}
+  {\"event\":\"limit\", transport, operation, outstanding, limit (signing, disk, this_machine, path,
+   smb_direct_credits, smb2_credits, one_outstanding, server, server_or_path), because}
+  {\"event\":\"not_measured\", transport, reason}
+  {\"event\":\"comparison\", transport, operation, ratio, sentence}
 
 \x1b[1m\x1b[4mExit status:\x1b[0m
-  0 SMB Direct works, 1 it does not, 2 it could not be checked";
+  0 SMB Direct works, 1 it does not, 2 it could not be checked, or measured";
 
 impl Check {
     /// Returns the exit status.
     pub(crate) async fn run(self) -> Result<u8> {
         let report = Report::new(self.json);
         let mut target = self.target.as_deref().map(parse_target).transpose()?;
+        if self.measure {
+            self.prepare_measurement(target.as_mut())?;
+        }
         if self.user.is_some() && target.is_none() {
             return Err(usage("--user needs a TARGET"));
         }
@@ -101,6 +134,7 @@ impl Check {
             target.iwarp_tap = capture.as_ref().map(Capture::tap);
             target.roce_tap = capture.as_ref().map(Capture::datagram_tap);
         }
+        let is_measured = self.measure;
         let bar = report.spinner();
         let settings = Settings {
             root: self.root,
@@ -112,12 +146,52 @@ impl Check {
         bar.finish_and_clear();
         let diagnosis = diagnose(&facts?);
         output::print(&diagnosis, &report);
-        Ok(status(diagnosis.outcome))
+        Ok(status(&diagnosis, is_measured))
+    }
+
+    /// Checks what a measurement needs, and adds it to the target.
+    fn prepare_measurement(&self, target: Option<&mut Target>) -> Result<()> {
+        let target = target.filter(|target| target.share.is_some());
+        let target = target.ok_or_else(|| usage("--measure needs //SERVER/SHARE"))?;
+        if self.user.is_none() && !self.kerberos {
+            return Err(usage("--measure needs --user or --kerberos"));
+        }
+        let size = self.size.unwrap_or(DEFAULT_SIZE);
+        if size < MIN_SIZE {
+            return Err(usage(format!("--size has to be at least {MIN_SIZE}")));
+        }
+        let text = self.target.as_deref().unwrap_or_default();
+        target.measure = Some(Measure {
+            size,
+            folder: folder(text),
+            read_only: self.read_only.clone(),
+        });
+        Ok(())
     }
 }
 
-const fn status(outcome: Outcome) -> u8 {
-    match outcome {
+/// Bytes of the scratch file: enough for a second of most servers, and little enough for their memory.
+const DEFAULT_SIZE: u64 = 64 << 20;
+/// Bytes of the smallest request.
+const MIN_SIZE: u64 = 4096;
+
+/// Returns the folder within the share of a target.
+fn folder(target: &str) -> String {
+    let forward = target.replace('\\', "/");
+    let path = forward.strip_prefix("smb:").unwrap_or(&forward);
+    let mut parts = path.split('/').filter(|part| !part.is_empty()).skip(2);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |folder, part| folder + "/" + part)
+}
+
+fn status(diagnosis: &Diagnosis, is_measured: bool) -> u8 {
+    let speed = diagnosis.speed.as_ref();
+    let has_rates = speed.is_some_and(|speed| {
+        let mut transports = speed.transports.iter();
+        transports.any(|transport| !transport.rates.is_empty())
+    });
+    match diagnosis.outcome {
+        Outcome::Works if is_measured && !has_rates => 2,
         Outcome::Works => 0,
         Outcome::DoesNot => 1,
         Outcome::Unknown => 2,
@@ -133,7 +207,7 @@ fn parse_target(text: &str) -> Result<Target> {
         None => (text, None),
         Some(path) => match path.split_once('/') {
             None => (path, None),
-            // A folder within the share is ignored.
+            // Only a measurement uses the folder within the share.
             Some((server, rest)) => (server, rest.split('/').next()),
         },
     };
@@ -148,6 +222,7 @@ fn parse_target(text: &str) -> Result<Target> {
         port: address.port,
         share: share.filter(|share| !share.is_empty()).map(str::to_owned),
         account: None,
+        measure: None,
         iwarp_tap: None,
         roce_tap: None,
     })
@@ -156,6 +231,18 @@ fn parse_target(text: &str) -> Result<Target> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_measurement_uses_the_folder_of_its_target() {
+        for (text, expected) in [
+            ("//server/share", ""),
+            ("//server/share/", ""),
+            (r"\\server\share\folder", "folder"),
+            ("smb://server:4455/share/folder//other/", "folder/other"),
+        ] {
+            assert_eq!(folder(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn targets_in_all_their_forms() {

@@ -24,12 +24,26 @@ pub(super) fn name(attempt: &Attempt) -> String {
 /// Returns the step for an attempt.
 pub(super) fn step(attempt: &Attempt, remote: &Remote) -> Step {
     match &attempt.result {
+        Ok(reached) if is_sink(attempt, reached, remote) => Step::ok(
+            name(attempt),
+            format!(
+                "SMB Direct 1.0 by {}, without SMB: the path was measured with it",
+                attempt.by
+            ),
+        ),
         Ok(reached) => worked(attempt, reached),
         Err(fault) => Step {
             attempt: Some((attempt.fabric, fault.clone())),
             ..failed(attempt, fault, remote)
         },
     }
+}
+
+/// Returns whether the path was measured with what answered.
+fn is_sink(attempt: &Attempt, reached: &Reached, remote: &Remote) -> bool {
+    let measurement = remote.measurement.as_ref();
+    let has_path = measurement.is_some_and(|it| matches!(it.path, Some(Ok(_))));
+    has_path && reached.smb.is_err() && attempt.port != attempt.fabric.port()
 }
 
 fn worked(attempt: &Attempt, reached: &Reached) -> Step {

@@ -114,6 +114,7 @@ fn remote() -> Remote {
         smb: Some(Ok(smb())),
         attempts: vec![attempt(Fabric::Iwarp, Ok(reached()))],
         session: None,
+        measurement: None,
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) fn conclude(facts: &Facts, sections: Vec<Section>) -> Diagnosis {
         outcome,
         verdict,
         sections,
+        speed: None,
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::{net::lookup_host, task, time::timeout};
 
 use super::{
     attempt::{self, Candidate},
+    measure::measure,
     negotiate, route,
     session::{self, Over},
     tcp_port,
@@ -46,6 +47,7 @@ pub(super) async fn gather(
         smb: None,
         attempts: Vec::new(),
         session: None,
+        measurement: None,
     };
     progress(Stage::Name);
     remote.addresses = resolve(&target.host).await;
@@ -102,6 +104,18 @@ pub(super) async fn gather(
     if let Some(account) = &target.account {
         progress(Stage::Session);
         remote.session = in_session(&remote, address, &candidates, account).await;
+        if let Some(wanted) = &target.measure {
+            let measuring = measure(
+                &remote,
+                address,
+                &candidates,
+                account,
+                wanted,
+                target.port,
+                progress,
+            );
+            remote.measurement = Some(measuring.await);
+        }
     }
     remote
 }

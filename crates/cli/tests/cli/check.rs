@@ -188,3 +188,13 @@ fn smb_direct_is_found_on_the_wrong_port() {
         "{evidence}"
     );
 }
+
+#[test]
+fn a_measurement_needs_a_share_and_an_account() {
+    run(&["check", "--measure", "127.0.0.1", "--user", "me"])
+        .failed(2, "--measure needs //SERVER/SHARE");
+    run(&["check", "--measure", "//127.0.0.1/data"]).failed(2, "--measure needs --user");
+    run(&["check", "//127.0.0.1/data", "--size", "1M"]).failed(2, "--measure");
+    let small = ["check", "--measure", "//127.0.0.1/data", "--kerberos"];
+    run(&[&small[..], &["--size", "4095"]].concat()).failed(2, "--size has to be at least 4096");
+}

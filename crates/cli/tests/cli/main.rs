@@ -16,6 +16,8 @@ mod files;
 mod gateway;
 mod listen;
 mod log;
+#[cfg(target_os = "linux")]
+mod measure;
 mod namespace;
 #[cfg(target_os = "linux")]
 mod pages;

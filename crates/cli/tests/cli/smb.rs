@@ -3,10 +3,12 @@
 //! Without smbd, or without root to run it, the tests print that and skip, unless SMBDIRECT_REQUIRE_TOOLS is set.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -23,47 +25,60 @@ struct Server {
     _smbd: Running,
 }
 
+/// Returns whether smbd can run here, and says so if it cannot.
+pub(crate) fn can_run_smbd() -> bool {
+    let is_there = Command::new("smbd").arg("--version").output().is_ok();
+    let is_root = Command::new("id")
+        .arg("-u")
+        .output()
+        .is_ok_and(|id| id.stdout == b"0\n");
+    if !is_there || !is_root {
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "smbd, and root"
+        );
+        println!("skipped: no smbd, or not root");
+    }
+    is_there && is_root
+}
+
+/// Makes the folders and the configuration of an smbd below `root`, with one share for guests, which is the folder
+/// `share`. Returns the arguments of smbd. `settings` are lines of the global section.
+pub(crate) fn smbd_arguments(root: &Path, port: u16, settings: &str) -> Vec<OsString> {
+    for name in ["share", "lock", "private", "run", "state", "cache"] {
+        fs::create_dir(root.join(name)).unwrap();
+    }
+    let at = root.display();
+    let text = format!(
+        "[global]\n\
+         server role = standalone\nmap to guest = bad user\nguest account = root\n\
+         smb ports = {port}\ninterfaces = lo\nbind interfaces only = yes\n\
+         lock directory = {at}/lock\nprivate dir = {at}/private\npid directory = {at}/run\n\
+         state directory = {at}/state\ncache directory = {at}/cache\nncalrpc dir = {at}/ncalrpc\n\
+         log file = {at}/log\nload printers = no\ndisable spoolss = yes\n{settings}\n\
+         [share]\npath = {at}/share\nguest ok = yes\nread only = no\n"
+    );
+    let file = root.join("smb.conf");
+    fs::write(&file, text).unwrap();
+    let arguments = ["--foreground", "--no-process-group", "-s"].map(OsString::from);
+    [&arguments[..], &[file.into()]].concat()
+}
+
 impl Server {
     /// Returns `None` where smbd cannot run. `settings` are lines of the global section.
     fn start(settings: &str) -> Option<Self> {
-        let is_there = Command::new("smbd").arg("--version").output().is_ok();
-        let is_root = Command::new("id")
-            .arg("-u")
-            .output()
-            .is_ok_and(|id| id.stdout == b"0\n");
-        if !is_there || !is_root {
-            assert!(
-                env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
-                "smbd, and root"
-            );
-            println!("skipped: no smbd, or not root");
+        if !can_run_smbd() {
             return None;
         }
         let root = tempfile::tempdir().unwrap();
         let share = root.path().join("share");
-        for name in ["share", "lock", "private", "run", "state", "cache"] {
-            fs::create_dir(root.path().join(name)).unwrap();
-        }
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
             .unwrap()
             .port();
-        let at = root.path().display();
-        let text = format!(
-            "[global]\n\
-             server role = standalone\nmap to guest = bad user\nguest account = root\n\
-             smb ports = {port}\ninterfaces = lo\nbind interfaces only = yes\n\
-             lock directory = {at}/lock\nprivate dir = {at}/private\npid directory = {at}/run\n\
-             state directory = {at}/state\ncache directory = {at}/cache\nncalrpc dir = {at}/ncalrpc\n\
-             log file = {at}/log\nload printers = no\ndisable spoolss = yes\n{settings}\n\
-             [share]\npath = {at}/share\nguest ok = yes\nread only = no\n"
-        );
-        let file = root.path().join("smb.conf");
-        fs::write(&file, text).unwrap();
         let mut smbd = Command::new("smbd");
-        smbd.args(["--foreground", "--no-process-group", "-s"])
-            .arg(file);
+        smbd.args(smbd_arguments(root.path(), port, settings));
         let smbd = Running::new(smbd);
         let address = format!("127.0.0.1:{port}");
         eventually("smbd listens", || TcpStream::connect(&address).is_ok());
