@@ -11,6 +11,7 @@ mod keys;
 mod rates;
 mod screen;
 mod table;
+mod waits;
 
 use std::{
     io::{self, IsTerminal},
@@ -80,6 +81,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   GRANTED                   credits granted to the peer / maximum
   STALLS/s                  how often per second a message had to wait for a send credit
   WAIT                      share of the time in which messages waited for one
+  WAITS FOR                 peer credits; own credits: the peer has used all that this end granted; send
+                            queue: it is full; messages: none moved; -: data moves without a wait
   RTT                       last round trip of a keepalive
   REGIONS                   registered memory regions";
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::rates::{Rate, Rated};
+use super::{
+    rates::{Rate, Rated},
+    waits::{WaitsFor, worst},
+};
 use crate::{metrics::ConnectionStatus, report};
 
 /// The text of a cell.
@@ -45,6 +48,9 @@ pub(super) const COLUMNS: &[Column] = &[
     column("STALLS/s", 8, 4, |_, rate| number(rate.credit_stalls)),
     column("WAIT", 5, 2, |_, rate| {
         format!("{:.0}%", rate.waiting * 100.0)
+    }),
+    column("WAITS FOR", 12, 3, |one, rate| {
+        WaitsFor::of(one, rate).name().into()
     }),
     column("RTT", 8, 6, |one, _| {
         let trip = one.traffic.last_round_trip_seconds;
@@ -113,7 +119,7 @@ impl Order {
 }
 
 /// Returns the lines above the table.
-pub(super) fn summary(rated: &Rated) -> [String; 4] {
+pub(super) fn summary(rated: &Rated) -> [String; 5] {
     let (status, rates) = (&rated.status, &rated.rates);
     let open = status.connections.len() as u64;
     [
@@ -147,6 +153,7 @@ pub(super) fn summary(rated: &Rated) -> [String; 4] {
             number(rates.registrations),
             status.total.memory_regions,
         ),
+        worst(rated),
     ]
 }
 

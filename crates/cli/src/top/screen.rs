@@ -85,7 +85,7 @@ fn draw(
     skipped: &mut usize,
 ) {
     let areas = Layout::vertical([
-        Constraint::Length(5),
+        Constraint::Length(6),
         Constraint::Min(0),
         Constraint::Length(1),
     ]);
@@ -197,8 +197,8 @@ mod tests {
     fn scrolling_ends_at_the_last_row() {
         let mut skipped = 1000;
         drawn((80, 12), 20, None, &mut skipped);
-        // Six lines are around the rows, and one is the header.
-        assert_eq!(skipped, 20 - 5);
+        // Seven lines are around the rows, and one is the header.
+        assert_eq!(skipped, 20 - 4);
     }
 
     #[test]

@@ -22,7 +22,7 @@ fn one_table_shows_the_connections_and_their_rates() {
     let idle = run(&["top", &metrics, "--interval", "0.1"]).succeeded();
     assert_eq!(
         idle.stdout.lines().count(),
-        4,
+        5,
         "without a terminal: {idle:?}"
     );
     assert!(
@@ -53,8 +53,9 @@ fn one_table_shows_the_connections_and_their_rates() {
             .contains("1 connection open, 1 so far, 0 failed"),
         "{busy:?}"
     );
-    let rows: Vec<_> = busy.stdout.lines().skip(5).collect();
+    let rows: Vec<_> = busy.stdout.lines().skip(6).collect();
     assert_eq!(rows.len(), 2, "{busy:?}");
+    assert!(rows[0].contains("WAITS FOR"), "{busy:?}");
     assert!(
         rows[0].starts_with("PEER ") && rows[1].starts_with("127.0.0.1:"),
         "{busy:?}"
