@@ -3,7 +3,7 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
@@ -17,6 +17,7 @@ use tokio::time::sleep;
 use crate::{
     peer::{Direction, Side, Stop},
     refused::Refused,
+    times::{AnswerTimes, Unanswered},
 };
 
 /// The counters of a gateway.
@@ -39,6 +40,8 @@ pub(super) struct Traffic {
     written_by_rdma: Moved,
     requests_passed: AtomicU64,
     requests_refused: AtomicU64,
+    unanswered: Unanswered,
+    answer_times: AnswerTimes,
 }
 
 /// Messages forwarded in one direction.
@@ -90,17 +93,26 @@ impl SessionTraffic<'_> {
     }
 
     /// Recognises two kinds of message by their first bytes: a request that has no answer, and a message of the
-    /// server that is not the final answer to a request.
+    /// server that is not the final answer to a request. All others are timed.
     pub(super) fn received(self, direction: Direction, head: &[u8]) {
-        let is_unpaired = Header::decode(head).is_ok_and(|header| match direction {
+        let Ok(header) = Header::decode(head) else {
+            return;
+        };
+        let is_unpaired = match direction {
             Direction::ToServer => header.command == Command::CANCEL,
             Direction::ToClient => header.is_interim() || header.message_id == NO_MESSAGE_ID,
-        });
+        };
         if is_unpaired {
             for traffic in [self.session, self.all] {
                 let forwarded = traffic.in_direction(direction);
                 forwarded.unpaired.fetch_add(1, Relaxed);
             }
+            return;
+        }
+        let (unanswered, now) = (&self.session.unanswered, Instant::now());
+        match direction {
+            Direction::ToServer => unanswered.asked(&header, now),
+            Direction::ToClient => unanswered.answered(&header, now, &self.all.answer_times),
         }
     }
 
@@ -217,6 +229,7 @@ impl Traffic {
                 "Messages of clients that were forwarded unchanged.",
                 &self.requests_passed,
             ),
+            self.answer_times.family(),
         ]
     }
 }

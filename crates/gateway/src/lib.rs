@@ -43,6 +43,7 @@ mod session;
 mod settings;
 mod state;
 mod tcp;
+mod times;
 
 pub use counters::Carried;
 pub use event::Event;

@@ -6,12 +6,17 @@
 //! connection that holds none can take a grant of any size, so every single request succeeds, independent of the
 //! number of connections. Connections wait for the shared budget in the order in which they asked.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::times::Times;
 
 /// Memory is counted in units of this many bytes.
 const UNIT_BYTES: usize = 4 << 10;
@@ -25,6 +30,7 @@ pub(super) struct Memory {
     free: Arc<Semaphore>,
     units: u32,
     shares: AtomicUsize,
+    waits: Times,
 }
 
 impl Memory {
@@ -35,6 +41,7 @@ impl Memory {
             free: Arc::new(Semaphore::new(units as usize)),
             units,
             shares: AtomicUsize::new(0),
+            waits: Times::default(),
         })
     }
 
@@ -46,6 +53,11 @@ impl Memory {
     /// Returns the bytes that all connections may hold together.
     pub(super) const fn limit(&self) -> u64 {
         self.units as u64 * UNIT_BYTES as u64
+    }
+
+    /// Returns the times for which connections had to wait until memory was free.
+    pub(super) const fn waits(&self) -> &Times {
+        &self.waits
     }
 
     /// Returns a new share for a connection.
@@ -98,6 +110,10 @@ impl Share {
 
     /// Waits until `bytes` are free, and takes them. Call it from one task at a time.
     pub(super) async fn take(&self, bytes: usize) -> Grant {
+        if let Some(grant) = self.try_take(bytes) {
+            return grant;
+        }
+        let began = Instant::now();
         let units = self.units(bytes);
         loop {
             // Created before the check, so that a release in between is not missed.
@@ -108,6 +124,7 @@ impl Share {
             released.await;
         }
         let permit = self.memory.free.clone().acquire_many_owned(units).await;
+        self.memory.waits.record(began.elapsed());
         self.granted(permit.expect("the semaphore is never closed"), units)
     }
 

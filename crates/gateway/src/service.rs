@@ -26,6 +26,7 @@ use super::{
     servers::{ServerStatus, Servers},
     settings::{ClientAddress, Protocol, Settings},
     state::SessionStatus,
+    times::Times,
 };
 
 /// The state that all sessions of a gateway share: the server, the settings, and the counters.
@@ -267,6 +268,15 @@ impl Service {
             "Limits of smbdirect_gateway_memory_bytes.",
             Kind::Gauge,
             memory.map(|(pool, _, limit)| of_pool((pool, limit))),
+        ));
+        families.push(Times::family(
+            "smbdirect_gateway_memory_wait_seconds",
+            "Times for which messages had to wait until memory was free.",
+            "pool",
+            &[
+                ("requests", self.requests.waits()),
+                ("answers", self.answers.waits()),
+            ],
         ));
         families
     }

@@ -247,6 +247,36 @@ async fn promtool_finds_no_fault_with_the_names() {
     gateway.terminate().succeeded();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answers_of_the_server_are_timed_by_operation() {
+    use smbdirect_test::messages::{READ, SUCCESS, answer, read};
+
+    let (gateway, mut client, mut server, address) = metered().await;
+    let request = read(5, 0, 9, 0, &[]);
+    client.send(&request).await;
+    assert_eq!(server.receive().await.unwrap(), request);
+    let before = Instant::now();
+    pause(Duration::from_millis(20));
+    server.send(&answer(READ, 5, SUCCESS)).await;
+    client.receive().await.unwrap();
+    let waited = before.elapsed();
+    let (_, text) = http(&address, "GET", "/metrics");
+    let of = |operation: &str, figure: &str| {
+        let name = "smbdirect_gateway_answer_seconds";
+        sample(
+            &text,
+            &format!("{name}_{figure}{{operation=\"{operation}\"}}"),
+        )
+    };
+    assert_eq!(of("read", "count"), 1.0);
+    assert_eq!(of("write", "count"), 0.0);
+    assert_eq!(of("other", "count"), 0.0);
+    let seconds = of("read", "sum");
+    assert!(seconds >= 0.02, "{seconds}");
+    assert!(seconds <= waited.as_secs_f64() + 1.0, "{seconds}");
+    gateway.terminate().succeeded();
+}
+
 /// Starts a Prometheus that scrapes `address` each second, and returns its address.
 fn prometheus(directory: &Path, address: &str) -> (Program, String) {
     let config = directory.join("prometheus.yml");
