@@ -215,7 +215,7 @@ impl Decode {
         };
         let counts = explain.counts().clone();
         let explanation = explain.finish();
-        if explanation.connections.is_empty() {
+        if explanation.connections.is_empty() && explanation.verdict.causes.is_empty() {
             return Err(nothing_found(self, &counts).context(format!("nothing in {name}")));
         }
         explain::text(report, &explanation);

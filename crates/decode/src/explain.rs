@@ -153,20 +153,37 @@ impl Explain {
         if self.packets > 0 && !self.has_time {
             unseen.push("The capture has no times.".into());
         }
+        let counts = self.streams.counts();
+        let cut = counts.cut + counts.roce.cut;
+        if cut > 0 {
+            let line = format!(
+                "{cut} packets are cut short, and requests with them: capture whole packets (tcpdump -s 0)."
+            );
+            unseen.insert(0, line);
+        }
         if self.ignored > 0 {
             unseen.push(format!(
                 "{} more connections are not explained.",
                 self.ignored
             ));
         }
-        let plain = self.streams.plain_smb_bytes();
-        if plain > 0 {
-            unseen.push(format!(
-                "{plain} bytes went over TCP to or from port 445: SMB without RDMA, which is not explained."
-            ));
-        }
+        let uses_rdma = self
+            .connections
+            .values()
+            .any(|connection| connection.requests() > 0);
+        let verdict = match self.streams.plain_smb() {
+            Some(plain) if !uses_rdma => verdict::without_rdma(plain),
+            Some(plain) => {
+                unseen.push(format!(
+                    "{} bytes went over TCP to or from port 445: SMB without RDMA, which is not explained.",
+                    plain.bytes
+                ));
+                verdict::verdict(&self.connections)
+            }
+            None => verdict::verdict(&self.connections),
+        };
         Explanation {
-            verdict: verdict::verdict(&self.connections),
+            verdict,
             sessions: verdict::sessions(&self.connections),
             connections: verdict::connections(&self.connections),
             unseen,

@@ -42,8 +42,16 @@ pub struct Streams {
     counts: Counts,
     silence: Silence,
     detail: Detail,
-    /// Bytes of TCP to and from the port of SMB over TCP.
-    plain_smb_bytes: u64,
+    plain_smb: Option<PlainSmb>,
+}
+
+/// TCP to and from the port of SMB over TCP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainSmb {
+    pub(crate) bytes: u64,
+    /// Its first and its last packet with data.
+    pub(crate) first: Position,
+    pub(crate) last: Position,
 }
 
 #[derive(Debug)]
@@ -110,9 +118,9 @@ impl Streams {
         self
     }
 
-    /// Returns the bytes of TCP to and from the port of SMB over TCP.
-    pub(crate) const fn plain_smb_bytes(&self) -> u64 {
-        self.plain_smb_bytes
+    /// Returns what went over TCP to and from the port of SMB over TCP.
+    pub(crate) const fn plain_smb(&self) -> Option<PlainSmb> {
+        self.plain_smb
     }
 
     /// Returns the counts up to now.
@@ -154,9 +162,15 @@ impl Streams {
                 counts.tcp += 1;
                 counts.cut += u64::from(segment.missing > 0);
                 let ports = [segment.head.from.port(), segment.head.to.port()];
-                if ports.contains(&SMB_PORT) {
-                    let bytes = segment.payload.len() as u64 + u64::from(segment.missing);
-                    self.plain_smb_bytes += bytes;
+                let bytes = segment.payload.len() as u64 + u64::from(segment.missing);
+                if bytes > 0 && ports.contains(&SMB_PORT) && !self.ports.contains(&SMB_PORT) {
+                    let plain = self.plain_smb.get_or_insert(PlainSmb {
+                        bytes: 0,
+                        first: position,
+                        last: position,
+                    });
+                    plain.bytes += bytes;
+                    plain.last = position;
                 }
                 self.segment(&segment, position, sink);
             }

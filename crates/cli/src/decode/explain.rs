@@ -21,7 +21,7 @@ pub(super) fn text(report: &Report, explanation: &Explanation) {
         .connections
         .iter()
         .any(|connection| !connection.requests.is_empty());
-    if has_requests {
+    if has_requests || !explanation.verdict.causes.is_empty() {
         verdict(report, &explanation.verdict);
     } else {
         report.line(
@@ -98,7 +98,9 @@ fn cause(report: &Report, number: usize, cause: &CauseReport) {
             format!("{from} to {to} ({})", time(seconds))
         })
         .collect();
-    report.line(format_args!("   longest: frames {}", evidence.join(", ")));
+    if !evidence.is_empty() {
+        report.line(format_args!("   longest: frames {}", evidence.join(", ")));
+    }
     for [system, cure] in &cause.cures {
         report.line(format_args!("   {system:<13} {cure}"));
     }

@@ -80,6 +80,8 @@ impl Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
+    /// The capture has SMB over TCP and no SMB Direct.
+    RdmaNotUsed,
     /// Too few SMB Direct send credits.
     SendCredits,
     /// Too few SMB2 credits.
@@ -118,7 +120,8 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
+        Self::RdmaNotUsed,
         Self::SendCredits,
         Self::Smb2Credits,
         Self::Threshold,
@@ -141,6 +144,7 @@ impl Cause {
     /// Returns what is wrong, in one sentence without the figures.
     pub const fn words(self) -> &'static str {
         match self {
+            Self::RdmaNotUsed => "RDMA is not used: all of SMB goes over TCP, port 445.",
             Self::SendCredits => {
                 "An end has too few SMB Direct send credits, so its peer posts too few receives."
             }
@@ -178,6 +182,18 @@ impl Cause {
     /// Returns the cure for each system: its name, and a command or setting.
     pub const fn cures(self) -> &'static [[&'static str; 2]] {
         match self {
+            Self::RdmaNotUsed => &[
+                [
+                    "any system",
+                    "smbdirect check SERVER names what is missing; a capture on the host misses an adapter's RDMA",
+                ],
+                ["Linux client", "mount -t cifs -o rdma,vers=3.1.1"],
+                [
+                    "Windows",
+                    "Enable-NetAdapterRdma; Get-SmbMultichannelConnection shows what is used",
+                ],
+                ["Samba", "smbdirect gateway :5445 127.0.0.1"],
+            ],
             Self::SendCredits => &[
                 [
                     "Linux client",

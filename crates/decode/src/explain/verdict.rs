@@ -12,6 +12,7 @@ use super::{
         RequestReport, SessionReport, Verdict,
     },
 };
+use crate::streams::PlainSmb;
 
 /// Causes that a verdict names.
 const MAX_CAUSES: usize = 3;
@@ -87,6 +88,32 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
         limit,
         limit_share: (wire as f64 + server as f64) / active,
         streams,
+    }
+}
+
+/// Returns the verdict about a capture that has SMB over TCP only.
+pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
+    let cause = Cause::RdmaNotUsed;
+    let seconds = plain.last.seconds - plain.first.seconds;
+    let (first, last) = (plain.first.frame, plain.last.frame);
+    Verdict {
+        seconds,
+        bytes: plain.bytes,
+        causes: vec![CauseReport {
+            cause,
+            seconds,
+            share: 1.0,
+            words: cause.words().into(),
+            figures: format!(
+                "{} bytes by TCP to and from port 445, frames {first} to {last}; none by SMB Direct",
+                plain.bytes
+            ),
+            evidence: Vec::new(),
+            cures: cause.cures().to_vec(),
+        }],
+        limit: Limit::Client,
+        limit_share: 0.0,
+        streams: Vec::new(),
     }
 }
 
@@ -207,7 +234,7 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
             "{} packets with a window of 0",
             sum(|path| path.zero_windows)
         ),
-        Cause::BusyClient | Cause::DelayedAcknowledgement | Cause::Think => {
+        Cause::RdmaNotUsed | Cause::BusyClient | Cause::DelayedAcknowledgement | Cause::Think => {
             outstanding(connections)
         }
     }

@@ -2,6 +2,7 @@
 
 mod captures;
 mod model;
+mod partial;
 
 use std::time::Duration;
 

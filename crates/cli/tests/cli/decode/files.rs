@@ -528,6 +528,25 @@ stream 1: the fewest send credits, initiator 9, responder 0
 }
 
 #[test]
+fn smb_over_tcp_alone_has_a_verdict_and_a_cure() {
+    let (_folder, path) = folder();
+    let mut talk = Talk::new();
+    talk.ports = [40_000, 445];
+    talk.say(I, &[1; 100]);
+    talk.say(R, &[2; 1000]);
+    write_pcap(&path, DataLink::ETHERNET, &talk.frames());
+    let done = decode(&path, &["--explain"]).succeeded();
+    for says in [
+        "1. 100 %  RDMA is not used: all of SMB goes over TCP, port 445.",
+        "1100 bytes by TCP to and from port 445, frames 4 to 5; none by SMB Direct",
+        "smbdirect check SERVER",
+    ] {
+        assert!(done.stdout.contains(says), "{says}: {}", done.stdout);
+    }
+    assert!(!done.stdout.contains("longest"), "{}", done.stdout);
+}
+
+#[test]
 fn its_help_explains_it() {
     let done = run(&["decode", "--help"]).succeeded();
     for says in [

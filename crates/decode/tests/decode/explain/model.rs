@@ -9,8 +9,8 @@ use pcap_file::{
 use smbdirect::rdma::iwarp::rdmap::Opcode;
 use smbdirect_test::{
     messages::{
-        CREATE, NEGOTIATE, SIGNED, SUCCESS, V1, answer, descriptor, flagged, header, negotiated,
-        other, put, read, read_answer,
+        CREATE, NEGOTIATE, SIGNED, SUCCESS, V1, answer, descriptor, encrypted, flagged, header,
+        negotiated, other, put, read, read_answer,
     },
     talk::{self, I, R, Talk, Transfer},
 };
@@ -24,6 +24,8 @@ pub(super) struct Run {
     /// Whether the data is in messages, and whether those are signed.
     pub(super) in_messages: bool,
     pub(super) signed: bool,
+    /// Whether requests and responses are encrypted; the data is in messages then.
+    pub(super) encrypted: bool,
     /// Whether the requests open files instead.
     pub(super) is_metadata: bool,
     /// From a response to the next request.
@@ -51,6 +53,7 @@ pub(super) const HEALTHY: Run = Run {
     bytes: 256 << 10,
     in_messages: false,
     signed: false,
+    encrypted: false,
     is_metadata: false,
     thought: Duration::from_micros(20),
     server: Duration::from_micros(60),
@@ -118,6 +121,12 @@ impl Model {
         model
     }
 
+    /// Sets the port of the client.
+    pub(super) fn with_port(mut self, port: u16) -> Self {
+        self.talk.ports[0] = port;
+        self
+    }
+
     /// Gives the packets since the last call this time.
     fn stamp(&mut self, time: u64) {
         self.times.resize(self.talk.packets.len(), time);
@@ -162,12 +171,19 @@ impl Model {
         } else {
             read(id, 0, run.bytes, V1, &[descriptor(0, token, run.bytes)])
         };
+        let sealed = |message: Vec<u8>| {
+            if run.encrypted {
+                encrypted(52 + message.len())
+            } else {
+                message
+            }
+        };
         let flags = if run.signed { SIGNED } else { 0 };
         // The client grants a credit for each message that it gets; the server spends none on data by RDMA.
         let granted = if run.in_messages { 64 } else { 1 };
         self.message(
             I,
-            &flagged(with_credits(request, charge, charge), flags),
+            &sealed(flagged(with_credits(request, charge, charge), flags)),
             granted,
             at,
         );
@@ -187,7 +203,7 @@ impl Model {
             read_answer(id, &[], run.bytes)
         };
         time = self.response(
-            &flagged(with_credits(response, charge, charge), flags),
+            &sealed(flagged(with_credits(response, charge, charge), flags)),
             time + 2000,
         );
         self.wire_free = time;

@@ -1,0 +1,216 @@
+//! Captures that do not show everything: several connections, encryption, a late beginning, packets cut short, and
+//! SMB without RDMA.
+
+use std::time::Duration;
+
+use pcap_file::{
+    DataLink, TsResolution,
+    pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter},
+};
+use smbdirect_decode::{Cause, Explanation, Phase};
+use smbdirect_test::talk::{ACK, I, R, Talk};
+
+use super::{
+    causes, explain,
+    model::{HEALTHY, Model, Run},
+};
+
+/// One packet of a capture.
+struct Record {
+    time: Duration,
+    original: u32,
+    bytes: Vec<u8>,
+}
+
+fn records(capture: &[u8]) -> Vec<Record> {
+    let mut reader = PcapReader::new(capture).unwrap();
+    let mut records = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.unwrap();
+        records.push(Record {
+            time: packet.timestamp,
+            original: packet.orig_len,
+            bytes: packet.data.into_owned(),
+        });
+    }
+    records
+}
+
+/// Returns a capture of these packets, in the order of their times.
+fn capture(mut records: Vec<Record>) -> Vec<u8> {
+    let header = PcapHeader {
+        snaplen: 1 << 18,
+        datalink: DataLink::ETHERNET,
+        ts_resolution: TsResolution::NanoSecond,
+        ..PcapHeader::default()
+    };
+    let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
+    records.sort_by_key(|record| record.time);
+    for Record {
+        time,
+        original,
+        bytes,
+    } in records
+    {
+        let packet = PcapPacket::new(time, original, &bytes);
+        writer.write_packet(&packet).unwrap();
+    }
+    writer.into_writer()
+}
+
+fn modelled(run: &Run, port: u16) -> Vec<Record> {
+    let mut model = Model::new(run).with_port(port);
+    model.add(run);
+    records(&model.capture())
+}
+
+/// A copy from a server that takes 10 ms for each request.
+const SLOW: Run = Run {
+    server: Duration::from_millis(10),
+    ..HEALTHY
+};
+
+fn seconds(explanation: &Explanation, stream: usize, wanted: Phase) -> f64 {
+    let phases = &explanation.connections[stream].phases;
+    let wanted = phases.iter().filter(|phase| phase.phase == wanted);
+    wanted.map(|phase| phase.seconds).sum()
+}
+
+#[track_caller]
+fn near(found: f64, expected: f64) {
+    assert!(
+        (found / expected - 1.0).abs() < 0.05,
+        "{found} instead of {expected}"
+    );
+}
+
+/// Asserts that the phases of each connection add up to its length.
+#[track_caller]
+fn adds_up(explanation: &Explanation) {
+    for connection in &explanation.connections {
+        let sum: f64 = connection.phases.iter().map(|phase| phase.seconds).sum();
+        near(sum, connection.seconds);
+    }
+}
+
+#[track_caller]
+fn does_not_see(explanation: &Explanation, says: &str) {
+    let unseen = &explanation.unseen;
+    assert!(unseen.iter().any(|line| line.contains(says)), "{unseen:?}");
+}
+
+#[test]
+fn connections_of_a_session_are_explained_together() {
+    let mut both = modelled(&SLOW, 40_000);
+    both.extend(modelled(&SLOW, 40_001));
+    let explanation = explain(&capture(both));
+    assert_eq!(explanation.verdict.streams.len(), 2, "{explanation:#?}");
+    assert_eq!(causes(&explanation).first(), Some(&Cause::SlowServer));
+    let data = u64::from(SLOW.requests * SLOW.bytes);
+    assert_eq!(explanation.verdict.bytes, 2 * data);
+    assert_eq!(explanation.sessions.len(), 1, "{explanation:#?}");
+    assert_eq!(explanation.sessions[0].bytes, [data, data]);
+    for stream in 0..2 {
+        near(seconds(&explanation, stream, Phase::Server), 0.6);
+    }
+    adds_up(&explanation);
+}
+
+#[test]
+fn one_slow_connection_of_a_session_is_the_evidence() {
+    let mut both = modelled(&HEALTHY, 40_000);
+    both.extend(modelled(&SLOW, 40_001));
+    let explanation = explain(&capture(both));
+    let cause = &explanation.verdict.causes[0];
+    assert_eq!(cause.cause, Cause::SlowServer, "{cause:?}");
+    let slow = explanation.connections.iter();
+    let slow = slow.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap();
+    for evidence in &cause.evidence {
+        assert_eq!(evidence.stream, slow.stream, "{cause:?}");
+    }
+}
+
+#[test]
+fn encrypted_sessions_are_matched_by_their_order() {
+    let run = Run {
+        in_messages: true,
+        encrypted: true,
+        ..HEALTHY
+    };
+    let explanation = explain(&capture(modelled(&run, 40_000)));
+    assert_eq!(causes(&explanation).first(), Some(&Cause::Encryption));
+    let connection = &explanation.connections[0];
+    assert_eq!(connection.rdma_bytes, 0);
+    let encrypted = connection.requests.iter();
+    let encrypted = encrypted.filter(|request| request.kind == "encrypted");
+    let requests: u64 = encrypted.map(|request| request.requests).sum();
+    assert_eq!(requests, u64::from(run.requests), "{connection:#?}");
+    does_not_see(&explanation, "encrypted");
+    adds_up(&explanation);
+}
+
+#[test]
+fn captures_may_begin_in_the_middle() {
+    let all = modelled(&SLOW, 40_000);
+    for skipped in [5, all.len() / 3, all.len() / 2, all.len() * 3 / 4] {
+        let rest: Vec<_> = modelled(&SLOW, 40_000).into_iter().skip(skipped).collect();
+        let length = rest[rest.len() - 1].time - rest[0].time;
+        let explanation = explain(&capture(rest));
+        assert_eq!(explanation.connections.len(), 1, "{skipped}");
+        let connection = &explanation.connections[0];
+        assert!(!connection.from_start, "{skipped}");
+        near(connection.seconds, length.as_secs_f64());
+        let named = causes(&explanation);
+        assert_eq!(named.first(), Some(&Cause::SlowServer), "{skipped}");
+        does_not_see(&explanation, "began before the capture");
+        adds_up(&explanation);
+        near(
+            seconds(&explanation, 0, Phase::Server) / connection.seconds,
+            0.97,
+        );
+    }
+}
+
+/// Cuts each packet to its first bytes, as the snap length of a capture does.
+fn cut(mut records: Vec<Record>, length: usize) -> Vec<u8> {
+    for record in &mut records {
+        record.bytes.truncate(length);
+    }
+    capture(records)
+}
+
+#[test]
+fn cut_packets_are_named_and_mislead_nobody() {
+    for length in [128, 256, 1024] {
+        let explanation = explain(&cut(modelled(&SLOW, 40_000), length));
+        does_not_see(&explanation, "packets are cut short");
+        let named = causes(&explanation);
+        let first = named.first().unwrap_or(&Cause::SlowServer);
+        assert_eq!(first, &Cause::SlowServer, "{length}: {named:?}");
+        adds_up(&explanation);
+    }
+}
+
+#[test]
+fn smb_over_tcp_alone_does_not_use_rdma() {
+    let mut talk = Talk::new();
+    talk.ports = [40_000, 445];
+    for _ in 0..10 {
+        talk.packet(I, ACK, &[1; 100]);
+        talk.packet(R, ACK, &[2; 1000]);
+    }
+    let explanation = explain(&talk.capture());
+    assert_eq!(causes(&explanation), [Cause::RdmaNotUsed]);
+    let cause = &explanation.verdict.causes[0];
+    assert_eq!(explanation.verdict.bytes, 11_000);
+    near(explanation.verdict.seconds, 0.019);
+    assert!(cause.figures.contains("frames 4 to 23"), "{cause:?}");
+    assert_eq!(explanation.unseen, [""; 0]);
+
+    // With a copy by RDMA in the same capture, it is a remark.
+    let mut both = modelled(&SLOW, 40_000);
+    both.extend(records(&talk.capture()));
+    let explanation = explain(&capture(both));
+    assert_eq!(causes(&explanation).first(), Some(&Cause::SlowServer));
+    does_not_see(&explanation, "11000 bytes went over TCP");
+}
