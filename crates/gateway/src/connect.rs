@@ -47,6 +47,8 @@ impl Session {
                         _outgoing: outgoing,
                     });
                 }
+                // Its other connections are at this server, whose checks decide whether it is up.
+                Err(stop) if seat.has_others => return Err(stop),
                 Err(stop) => {
                     if !self.service.servers.is_one() {
                         info!(server = seat.server.name, why = %stop, "the next server is tried");
@@ -61,12 +63,11 @@ impl Session {
     /// Takes the header of a trusted proxy. If it names a client, the session is that client's.
     async fn take_proxy_header(&mut self, from_client: &mut Source) -> Result<(), Stop> {
         let named = self.in_time(from_client.proxy_header()).await?;
-        if let Some(client) = named {
-            self.state.set_client(client);
-            let admitted = self.place.of_client(&self.live, client.ip());
-            admitted.map_err(Stop::NotAdmitted)?;
-        }
-        Ok(())
+        // A connection whose client the proxy does not name is the proxy's.
+        let client = named.unwrap_or(self.peer);
+        self.state.set_client(client);
+        let admitted = self.place.of_client(&self.live, client.ip());
+        admitted.map_err(Stop::NotAdmitted)
     }
 
     /// Returns what the client is recognised by, and whether its ClientGuid may follow. With one server it does not
@@ -74,7 +75,8 @@ impl Session {
     async fn key(&self, from_client: &mut Source) -> Result<(ClientKey, bool), Stop> {
         let by_address = ClientKey::Address(self.state.client().ip());
         if self.service.servers.is_one() {
-            return Ok((by_address, false));
+            // Its ClientGuid is learnt for the case that a reload adds servers.
+            return Ok((by_address, true));
         }
         let head = self.in_time(from_client.peek(ClientKey::HEAD)).await?;
         Ok(match ClientKey::of_first_message(&head) {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::{
     Refusal,
-    smb2::{Command, Header},
+    smb2::{Command, Flags, Header},
 };
 use tokio::time::sleep;
 
@@ -100,6 +100,10 @@ impl SessionTraffic<'_> {
         };
         let is_unpaired = match direction {
             Direction::ToServer => header.command == Command::CANCEL,
+            // A client always waits for changes of a directory, often without an end: the interim answer answers it.
+            Direction::ToClient if header.command == Command::CHANGE_NOTIFY => {
+                header.flags.contains(Flags::ASYNC) && !header.is_interim()
+            }
             Direction::ToClient => header.is_interim() || header.message_id == NO_MESSAGE_ID,
         };
         if is_unpaired {

@@ -242,6 +242,16 @@ impl Source {
         }
     }
 
+    /// Waits until the client has closed its connection, or its sending side, although nothing is received.
+    pub(super) async fn gone(&self) {
+        match self {
+            Self::SmbDirect(connection, _) => {
+                connection.closed().await;
+            }
+            Self::Tcp(source) => source.hung_up().await,
+        }
+    }
+
     /// Takes the header of the PROXY protocol, and returns the client that it names.
     pub(super) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
         let side = Side::Client;

@@ -127,6 +127,8 @@ pub struct ServerStatus {
 pub(super) struct Seat {
     servers: Arc<Servers>,
     pub(super) server: Arc<Server>,
+    /// Whether the client has other connections to this server.
+    pub(super) has_others: bool,
     /// The client, and its ClientGuid if that was known later.
     keys: Mutex<Vec<ClientKey>>,
 }
@@ -229,19 +231,20 @@ impl Servers {
             None => next(&mut list, balance, has_failed)?,
         };
         drop(list);
-        remember(&mut clients, key, &server);
+        let has_others = remember(&mut clients, key, &server) > 1;
         server.sessions.fetch_add(1, Relaxed);
         drop(clients);
         Some(Seat {
             servers: self.clone(),
             server,
+            has_others,
             keys: Mutex::new(vec![key]),
         })
     }
 }
 
-/// Counts a connection of a client at its server.
-fn remember(clients: &mut HashMap<ClientKey, Client>, key: ClientKey, server: &Arc<Server>) {
+/// Counts a connection of a client at its server, and returns how many it has there.
+fn remember(clients: &mut HashMap<ClientKey, Client>, key: ClientKey, server: &Arc<Server>) -> u64 {
     if clients.len() >= MAX_CLIENTS && !clients.contains_key(&key) {
         forget_some(clients);
     }
@@ -255,6 +258,7 @@ fn remember(clients: &mut HashMap<ClientKey, Client>, key: ClientKey, server: &A
         client.connections = 0;
     }
     client.connections += 1;
+    client.connections
 }
 
 /// Forgets the half of the clients without connections that was seen longest ago.
@@ -487,8 +491,10 @@ mod tests {
     async fn all_connections_of_a_client_go_to_one_server() {
         let servers = servers(&["a", "b"]);
         let first = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert!(!first.has_others);
         for _ in 0..5 {
             let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+            assert!(seat.has_others);
             assert_eq!(seat.server.name, first.server.name);
         }
         let name = first.server.name.clone();

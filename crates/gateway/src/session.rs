@@ -128,6 +128,8 @@ impl Session {
                 tokio::select! {
                     () = self.drained() => {}
                     _ = &mut down => {}
+                    // The client may leave without its answers.
+                    () = from_client.gone() => self.state.traffic.silence().await,
                     _ = self.cut(&seat) => {}
                 }
             }
@@ -252,7 +254,7 @@ impl Session {
         let counters = &self.service.counters;
         counters.ended(stop);
         let ok = matches!(stop, Stop::Closed(_) | Stop::Here | Stop::Ended);
-        if !ok {
+        if !ok && !matches!(stop, Stop::NotAdmitted(_)) {
             counters.failed.fetch_add(1, Relaxed);
         }
         match stop {

@@ -40,6 +40,8 @@ pub(super) struct Services {
     /// Whether the settings file names the services.
     has_tables: bool,
     running: BTreeMap<String, Running>,
+    /// The ends of services that were removed and may still wait for answers.
+    removed: Vec<watch::Sender<Stop>>,
     tasks: JoinSet<(String, Arc<Service>, Result<()>)>,
     registry: Arc<Registry>,
 }
@@ -78,6 +80,7 @@ impl Services {
             file,
             has_tables,
             running: BTreeMap::new(),
+            removed: Vec::new(),
             tasks: JoinSet::new(),
             registry: Arc::new(Registry {
                 has_tables,
@@ -315,6 +318,8 @@ impl Services {
         for name in &reloaded.removed {
             if let Some(running) = self.running.remove(name) {
                 running.stop.send_replace(Stop::WhenAnswered);
+                self.removed.retain(|stop| !stop.is_closed());
+                self.removed.push(running.stop);
             }
         }
         for started in change.added {
@@ -327,11 +332,9 @@ impl Services {
     /// Ends all services: first the sessions whose requests are answered, and all of them after the drain timeout or
     /// when `urgent` resolves.
     pub(super) async fn end(mut self, urgent: impl Future<Output = ()>) {
-        let stops: Vec<_> = self
-            .running
-            .values()
-            .map(|running| running.stop.clone())
-            .collect();
+        let running = self.running.values().map(|running| &running.stop);
+        // A service that was removed may still wait for answers.
+        let stops: Vec<_> = running.chain(&self.removed).cloned().collect();
         let stop_all = |stop| {
             for sender in &stops {
                 sender.send_replace(stop);
@@ -374,7 +377,6 @@ async fn serve(
         gateway
             .end(async {
                 if later.wait_for(|&stop| stop == Stop::Now).await.is_err() {
-                    // The service was removed; its drain timeout ends it.
                     std::future::pending::<()>().await;
                 }
             })

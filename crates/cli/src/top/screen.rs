@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_screen_has_the_summary_the_rows_and_the_keys() {
-        let text = drawn((150, 12), 2, None, &mut 0);
+        let text = drawn((170, 12), 2, None, &mut 0);
         for part in [
             "gateway 10.0.0.1:5445 to nas  up 1 h 1 min  version 1.2.3",
             "2 connections open, 7 so far, 1 failed",

@@ -55,6 +55,8 @@ impl Command {
     pub const WRITE: Self = Self(0x0009);
     /// SMB2 CANCEL. Its MessageId is the MessageId of the request to cancel.
     pub const CANCEL: Self = Self(0x000c);
+    /// SMB2 CHANGE_NOTIFY.
+    pub const CHANGE_NOTIFY: Self = Self(0x000f);
     /// SMB2 ECHO.
     pub const ECHO: Self = Self(0x000d);
 
