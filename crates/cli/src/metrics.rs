@@ -13,8 +13,9 @@ mod source;
 mod status;
 mod text;
 
+#[cfg(unix)]
+use std::io;
 use std::{
-    io,
     path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
@@ -34,9 +35,11 @@ pub(crate) use status::{ConnectionStatus, Status, Traffic};
 use socket::Socket;
 use source::Source;
 
+#[cfg(unix)]
+use crate::report;
 use crate::{
     failure::{self, OfKind},
-    report::{self, Report},
+    report::Report,
     transport,
 };
 
