@@ -9,11 +9,11 @@ use std::{
 };
 
 use smbdirect::{Connection, Incoming};
+use smbdirect_transport::canonical;
 use tracing::{Instrument, debug, info, info_span};
 
 use super::{
     listener::{Accepted, Client},
-    live::Live,
     peer::{Peer, Stop},
     phase::{Phase, Phases},
     refused::Refused,
@@ -26,8 +26,6 @@ use super::{
 pub(super) struct Admitted {
     pub(super) client: Client,
     pub(super) service: Arc<Service>,
-    /// The settings when the client was accepted.
-    pub(super) live: Arc<Live>,
     pub(super) phases: Phases,
 }
 
@@ -37,7 +35,6 @@ impl Admitted {
         let Self {
             client,
             service,
-            live,
             phases,
         } = self;
         let Client {
@@ -45,6 +42,8 @@ impl Admitted {
             peer,
             connection,
         } = client;
+        // A reload meanwhile changes nothing of what the place was given by.
+        let live = place.live.clone();
         let client = match connection {
             Accepted::Tcp(stream) => Peer::Tcp(stream, peer),
             Accepted::SmbDirect(incoming) => {
@@ -59,10 +58,13 @@ impl Admitted {
             }
         };
         let since = place.since;
-        let begun = place.begin(&live, |id| SessionState::new(id, peer, since));
+        let here = client.local().map(canonical);
+        let begun = place.begin(&live, |id| SessionState::new(id, peer, here, since));
         // Each end of a connection of the gateway to itself first records itself and then looks for the other.
         let state = match begun {
-            Ok(_) if service.is_itself(peer) => return service.turn_away(peer, &Refused::Itself),
+            Ok(state) if state.ends.is_some_and(|ends| service.is_itself(ends)) => {
+                return service.turn_away(peer, &Refused::Itself);
+            }
             Ok(state) => state,
             Err(why) => return service.turn_away(peer, &why),
         };

@@ -110,7 +110,10 @@ impl Session {
             ClientAddress::Transparent => Some(client.ip()),
             ClientAddress::Own | ClientAddress::Proxy => None,
         };
-        let connected = self.service.connect(&seat.server.address, source).await;
+        let connected = self
+            .service
+            .connect(&seat.server.address, source, settings.connect_timeout)
+            .await;
         let unreachable = |error: anyhow::Error| {
             let way = source.map(|source| {
                 format!(

@@ -74,7 +74,6 @@ impl Gateway {
                 Some(accepted) = self.clients.recv() => {
                     let admitted = Admitted {
                         client: accepted?,
-                        live: self.service.live(),
                         service: self.service.clone(),
                         phases: self.phases.clone(),
                     };

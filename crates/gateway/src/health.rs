@@ -22,7 +22,7 @@ use super::{
     event::Event,
     live::{Check, Live},
     peer::Peer,
-    servers::Server,
+    servers::{Fault, Server},
     service::Service,
 };
 
@@ -57,7 +57,7 @@ fn start(service: Weak<Service>, server: Arc<Server>, check: Check) -> AbortHand
                 return;
             };
             let result = checked(&service, &server, check.interval).await;
-            let fault = result.clone().err();
+            let fault = result.as_ref().err().map(|fault| fault.text.clone());
             if server.checked(&check, result) {
                 service.report(&match &fault {
                     None => Event::ServerUp {
@@ -77,32 +77,42 @@ fn start(service: Weak<Service>, server: Arc<Server>, check: Check) -> AbortHand
 }
 
 /// Checks a server once.
-async fn checked(service: &Service, server: &Server, limit: Duration) -> Result<(), String> {
-    let checking = async {
-        let peer = service.connect(&server.address, None).await;
-        let peer = peer.map_err(|error| format!("{error:#}"))?;
-        match peer {
-            Peer::Tcp(mut stream, _) => {
-                let answer = over_tcp(&mut stream, service).await;
-                is_negotiated(&answer.map_err(|error| text::plain(&error))?)
-            }
-            Peer::SmbDirect(connection) => {
-                let answered = async {
-                    for message in first_messages(service) {
-                        connection.send(message)?.await?;
-                    }
-                    Ok::<_, anyhow::Error>(connection.recv().await?.into_bytes())
-                };
-                let answer = answered.await;
-                transport::close(&connection, CLOSE_TIMEOUT).await;
-                is_negotiated(&answer.map_err(|error| error.to_string())?)
-            }
-        }
+async fn checked(service: &Service, server: &Server, limit: Duration) -> Result<(), Fault> {
+    let connected = service.connect(&server.address, None, limit).await;
+    let peer = connected.map_err(|error| Fault {
+        text: format!("{error:#}"),
+        is_own: transport::is_own_fault(&error),
+    })?;
+    let answered = timeout(limit, answer(service, peer)).await;
+    let late = || {
+        let limit = text::time(limit);
+        Err(format!("it did not answer a NEGOTIATE within {limit}"))
     };
-    let late = || format!("it did not answer a NEGOTIATE within {}", text::time(limit));
-    timeout(limit, checking)
-        .await
-        .unwrap_or_else(|_| Err(late()))
+    answered.unwrap_or_else(|_| late()).map_err(|text| Fault {
+        text,
+        is_own: false,
+    })
+}
+
+/// Sends a NEGOTIATE, and checks the answer.
+async fn answer(service: &Service, peer: Peer) -> Result<(), String> {
+    match peer {
+        Peer::Tcp(mut stream, _) => {
+            let answer = over_tcp(&mut stream, service).await;
+            is_negotiated(&answer.map_err(|error| text::plain(&error))?)
+        }
+        Peer::SmbDirect(connection) => {
+            let answered = async {
+                for message in first_messages(service) {
+                    connection.send(message)?.await?;
+                }
+                Ok::<_, anyhow::Error>(connection.recv().await?.into_bytes())
+            };
+            let answer = answered.await;
+            transport::close(&connection, CLOSE_TIMEOUT).await;
+            is_negotiated(&answer.map_err(|error| error.to_string())?)
+        }
+    }
 }
 
 /// Returns the header for a server that expects one, and the NEGOTIATE.

@@ -80,7 +80,7 @@ async fn accept_smb_direct(
     clients: &mpsc::Sender<Result<Client>>,
 ) -> anyhow::Error {
     let mut listener = listener.with_admission(Admission::new(move |peer| {
-        let place = service.admit(canonical(peer))?;
+        let place = service.admit(canonical(peer), None)?;
         Some(Box::new(place))
     }));
     loop {
@@ -127,7 +127,8 @@ async fn accept_tcp(
             }
         };
         let peer = canonical(peer);
-        let Some(place) = service.admit(peer) else {
+        let here = stream.local_addr().ok().map(canonical);
+        let Some(place) = service.admit(peer, here) else {
             continue;
         };
         let client = Client {

@@ -45,6 +45,8 @@ pub(super) struct Place {
     places: Arc<Places>,
     client: IpAddr,
     session: Option<u64>,
+    /// The settings that it was given by.
+    pub(super) live: Arc<Live>,
     /// When the client connected.
     pub(super) since: Instant,
 }
@@ -58,7 +60,11 @@ impl Places {
     ///
     /// # Errors
     /// The client is turned away.
-    pub(super) fn admit(self: &Arc<Self>, live: &Live, peer: SocketAddr) -> Result<Place, Refused> {
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        peer: SocketAddr,
+    ) -> Result<Place, Refused> {
         let client = peer.ip();
         // The address of the client of a proxy is not known yet.
         let is_proxy = live.trusts_proxy(client);
@@ -76,6 +82,7 @@ impl Places {
             places: self.clone(),
             client,
             session: None,
+            live: live.clone(),
             since: Instant::now(),
         })
     }

@@ -55,6 +55,8 @@ impl ClientKey {
 #[derive(Debug, Default)]
 pub(super) struct Servers {
     list: Mutex<Vec<Listed>>,
+    /// Servers that the settings had before, while they have sessions. They are still checked.
+    leaving: Mutex<Vec<Listed>>,
     clients: Mutex<HashMap<ClientKey, Client>>,
 }
 
@@ -66,6 +68,8 @@ struct Listed {
     task: Option<AbortHandle>,
     /// Its turn among the others by round robin: the server with the largest number is next.
     turn: f64,
+    /// The number of its last turn, which decides between servers with equal loads.
+    last_turn: u64,
 }
 
 impl Drop for Listed {
@@ -92,6 +96,14 @@ pub(super) struct Server {
     sessions: AtomicU64,
     health: watch::Sender<Health>,
     drained: watch::Sender<bool>,
+}
+
+/// Why a check of a server failed.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) text: String,
+    /// Whether it is a fault of this machine, which says nothing about the server.
+    pub(super) is_own: bool,
 }
 
 /// What the checks of a server have found.
@@ -139,7 +151,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Servers {
     /// Sets the servers, and how they are checked: `start` starts the task that checks a server. A server that stays
-    /// keeps its state, and its sessions go on.
+    /// keeps its state, and its sessions go on. One that does not stay is checked while it has sessions.
     pub(super) fn set(
         &self,
         addresses: &[Address],
@@ -147,7 +159,9 @@ impl Servers {
         start: impl Fn(Arc<Server>, Check) -> AbortHandle,
     ) {
         let mut list = lock(&self.list);
+        let mut leaving = lock(&self.leaving);
         let mut before = std::mem::take(&mut *list);
+        before.append(&mut leaving);
         for address in addresses {
             let kept = before
                 .iter()
@@ -159,6 +173,7 @@ impl Servers {
                     check: None,
                     task: None,
                     turn: 0.0,
+                    last_turn: 0,
                 },
             };
             if listed.check != check {
@@ -173,6 +188,8 @@ impl Servers {
             }
             list.push(listed);
         }
+        before.retain(|listed| listed.server.sessions.load(Relaxed) > 0);
+        *leaving = before;
     }
 
     /// Returns whether there is only one server, so that nothing needs to be known about a client.
@@ -297,16 +314,17 @@ fn next(
         listed.turn -= total;
         return Some(listed.server.clone());
     }
-    // With equal loads, the server that had its last turn before the others is next.
+    // With equal loads, the server whose last turn is longest ago is next.
+    let turns = 1 + able.iter().map(|(_, listed)| listed.last_turn).max()?;
     let load = |weight: f64, server: &Server| (server.sessions.load(Relaxed) as f64 + 1.0) / weight;
     let best = able
         .into_iter()
         .min_by(|(weight, one), (other_weight, other)| {
             let loads = load(*weight, &one.server).total_cmp(&load(*other_weight, &other.server));
-            loads.then(other.turn.total_cmp(&one.turn))
+            loads.then(one.last_turn.cmp(&other.last_turn))
         });
     let (_, listed) = best?;
-    listed.turn -= 1.0;
+    listed.last_turn = turns;
     Some(listed.server.clone())
 }
 
@@ -345,11 +363,15 @@ impl Server {
     }
 
     /// Records the result of a check. Returns whether the server has gone up or down by it.
-    pub(super) fn checked(&self, check: &Check, result: Result<(), String>) -> bool {
+    pub(super) fn checked(&self, check: &Check, result: Result<(), Fault>) -> bool {
         let is_success = result.is_ok();
+        let is_own = result.as_ref().is_err_and(|fault| fault.is_own);
         let mut has_changed = false;
         self.health.send_if_modified(|health| {
-            health.fault = result.err();
+            health.fault = result.err().map(|fault| fault.text);
+            if is_own {
+                return false;
+            }
             health.slow_start = check.slow_start;
             if is_success == health.is_up {
                 health.contrary = 0;
@@ -450,9 +472,14 @@ mod tests {
         found.unwrap().server.clone()
     }
 
+    fn fault(is_own: bool) -> Result<(), Fault> {
+        let text = "it did not answer".into();
+        Err(Fault { text, is_own })
+    }
+
     fn fail(server: &Server, check: &Check) {
         for _ in 0..check.fall {
-            server.checked(check, Err("it did not answer".into()));
+            server.checked(check, fault(false));
         }
     }
 
@@ -512,7 +539,7 @@ mod tests {
         let check = Check::default();
         let seat = servers.seat(LEAST, client(1), &[]).unwrap();
         let a = seat.server.clone();
-        assert!(!a.checked(&check, Err("once".into())));
+        assert!(!a.checked(&check, fault(false)));
         assert!(!a.checked(&check, Ok(())));
         fail(&a, &check);
         a.down().await;
@@ -605,6 +632,67 @@ mod tests {
         );
         assert!(servers.seat(LEAST, client(2), &[]).is_none());
         assert_eq!(servers.status().len(), 2);
+    }
+
+    /// Neither a name server that is away nor a full table of descriptors ends the sessions of every server.
+    #[tokio::test]
+    async fn a_fault_of_this_machine_says_nothing_about_a_server() {
+        let servers = servers(&["a", "b"]);
+        let check = Check::default();
+        let a = named(&servers, "a");
+        for _ in 0..10 {
+            assert!(!a.checked(&check, fault(true)));
+        }
+        assert!(a.is_up());
+        assert_eq!(
+            servers.status()[0].fault.as_deref(),
+            Some("it did not answer")
+        );
+        fail(&a, &check);
+        for _ in 0..10 {
+            assert!(!a.checked(&check, fault(true)));
+        }
+        assert!(!a.is_up());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_removed_is_checked_while_it_has_sessions() {
+        let servers = servers(&["a", "b"]);
+        let seat = servers.seat(LEAST, client(1), &[]).unwrap();
+        let address = seat.server.address.clone();
+        let both = ["b".parse().unwrap(), address];
+        let check = Some(Check::default());
+        let sleeping = |_, _| tokio::spawn(std::future::pending::<()>()).abort_handle();
+        servers.set(&both[..1], check, sleeping);
+        assert_eq!(lock(&servers.leaving).len(), 1);
+        servers.set(&both, check, sleeping);
+        let again = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert!(
+            Arc::ptr_eq(&again.server, &seat.server),
+            "it comes back with its state"
+        );
+        assert!(lock(&servers.leaving).is_empty());
+        servers.set(&both[..1], check, sleeping);
+        drop((seat, again));
+        servers.set(&both[..1], check, sleeping);
+        assert!(lock(&servers.leaving).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_new_server_gets_no_more_than_its_part() {
+        let servers = servers(&["a", "b"]);
+        let names = |from: u8| -> Vec<String> {
+            let seats = (from..from + 6).map(|number| servers.seat(LEAST, client(number), &[]));
+            seats
+                .map(|seat| seat.unwrap().server.name.clone())
+                .collect()
+        };
+        names(1);
+        let addresses = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        servers.set(&addresses, None, |_, _| unreachable!());
+        let later = names(10);
+        let of_new = later.iter().filter(|name| *name == "c").count();
+        assert_eq!(of_new, 2, "{later:?}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The state that all sessions of a gateway share.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -38,8 +39,8 @@ pub struct Service {
     live: Mutex<Arc<Live>>,
     pub(super) servers: Arc<Servers>,
     places: Arc<Places>,
-    /// The addresses of this end of the connections to servers.
-    outgoing: Mutex<HashSet<SocketAddr>>,
+    /// Both ends of the connections to servers, this end first. Those of RoCE have one port and may be equal.
+    outgoing: Mutex<HashMap<Ends, u64>>,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
@@ -90,13 +91,19 @@ impl Service {
     ///
     /// # Errors
     /// The server cannot be reached.
-    pub(super) async fn connect(&self, upstream: &Address, source: Option<IpAddr>) -> Result<Peer> {
+    pub(super) async fn connect(
+        &self,
+        upstream: &Address,
+        source: Option<IpAddr>,
+        limit: Duration,
+    ) -> Result<Peer> {
         Ok(match self.settings.to {
             Protocol::SmbDirect => {
-                Peer::SmbDirect(self.rdma.connect(upstream, &self.settings.config).await?)
+                let config = &self.settings.config;
+                let connecting = self.rdma.connect_within(limit, upstream, config);
+                Peer::SmbDirect(connecting.await?)
             }
             Protocol::Tcp => {
-                let limit = self.settings.connect_timeout;
                 let stream = connect_tcp_from(source, upstream, frame::PORT, limit).await?;
                 let address = stream
                     .peer_addr()
@@ -176,9 +183,10 @@ impl Service {
         (self.report)(event);
     }
 
-    /// Returns a place for a client that connects, or turns it away.
-    pub(super) fn admit(&self, peer: SocketAddr) -> Option<Place> {
-        let admitted = if self.is_itself(peer) {
+    /// Returns a place for a client that connects, or turns it away. `here` is the address that it has connected to, if
+    /// that is known already.
+    pub(super) fn admit(&self, peer: SocketAddr, here: Option<SocketAddr>) -> Option<Place> {
+        let admitted = if here.is_some_and(|here| self.is_itself((peer, here))) {
             Err(Refused::Itself)
         } else {
             self.places.admit(&self.live(), peer)
@@ -186,26 +194,26 @@ impl Service {
         admitted.map_err(|why| self.turn_away(peer, &why)).ok()
     }
 
-    /// Returns whether `peer` is the address of this end of a connection to a server.
-    pub(super) fn is_itself(&self, peer: SocketAddr) -> bool {
-        lock(&self.outgoing).contains(&peer)
+    /// Returns whether the connection of a client, whose end comes first, is one of this gateway to a server.
+    pub(super) fn is_itself(&self, ends: Ends) -> bool {
+        lock(&self.outgoing).contains_key(&ends)
     }
 
-    /// Records the address of this end of a connection to a server.
+    /// Records both ends of a connection to a server.
     ///
     /// # Errors
     /// The server is this gateway itself.
     pub(super) fn outgoing(self: &Arc<Self>, server: &Peer) -> Result<Outgoing, Stop> {
-        // A connection from the address of a client may have the port of a connection of that client.
+        // The address of a client is not that of this end.
         let is_own = self.settings.client_address != ClientAddress::Transparent;
-        let address = server.local().filter(|_| is_own);
-        let Some(address) = address.map(canonical) else {
+        let Some(here) = server.local().filter(|_| is_own) else {
             return Ok(Outgoing(None));
         };
-        lock(&self.outgoing).insert(address);
-        let outgoing = Outgoing(Some((self.clone(), address)));
+        let ends = (canonical(here), canonical(server.address()));
+        *lock(&self.outgoing).entry(ends).or_default() += 1;
+        let outgoing = Outgoing(Some((self.clone(), ends)));
         let sessions = self.places.sessions();
-        if sessions.iter().any(|session| session.client() == address) {
+        if sessions.iter().any(|session| session.ends == Some(ends)) {
             let what = "it is this gateway itself; set `upstream` to the SMB server";
             return Err(Stop::Unreachable(what.into()));
         }
@@ -286,13 +294,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The address of this end of a connection to a server, by which the gateway recognises itself. A drop forgets it.
-pub(super) struct Outgoing(Option<(Arc<Service>, SocketAddr)>);
+/// The two ends of a connection: that of the client, or of the end that has connected, first.
+pub(super) type Ends = (SocketAddr, SocketAddr);
+
+/// The ends of a connection to a server, by which the gateway recognises itself. A drop forgets them.
+pub(super) struct Outgoing(Option<(Arc<Service>, Ends)>);
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        if let Some((service, address)) = &self.0 {
-            lock(&service.outgoing).remove(address);
+        if let Some((service, ends)) = &self.0 {
+            let mut outgoing = lock(&service.outgoing);
+            if let Some(count) = outgoing.get_mut(ends) {
+                *count -= 1;
+                if *count == 0 {
+                    outgoing.remove(ends);
+                }
+            }
         }
     }
 }

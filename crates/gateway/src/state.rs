@@ -18,6 +18,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct SessionState {
     pub(super) id: u64,
+    /// Both ends of the connection that was accepted, the other end first.
+    pub(super) ends: Option<(SocketAddr, SocketAddr)>,
     /// When the client connected.
     pub(super) since: Instant,
     /// The time that the client took to connect and negotiate SMB Direct.
@@ -57,7 +59,12 @@ pub struct SessionStatus {
 }
 
 impl SessionState {
-    pub(super) fn new(id: u64, client: SocketAddr, since: Instant) -> Self {
+    pub(super) fn new(
+        id: u64,
+        client: SocketAddr,
+        here: Option<SocketAddr>,
+        since: Instant,
+    ) -> Self {
         let peers = Peers {
             client,
             server: None,
@@ -66,6 +73,7 @@ impl SessionState {
         };
         Self {
             id,
+            ends: here.map(|here| (client, here)),
             since,
             negotiated: since.elapsed(),
             traffic: Traffic::default(),

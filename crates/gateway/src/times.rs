@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     time::{Duration, Instant},
 };
@@ -30,15 +33,16 @@ impl Times {
         self.nanoseconds.fetch_add(nanoseconds, Relaxed);
         let bucket = RoundTrips::BOUNDS.iter().position(|&bound| time <= bound);
         if let Some(bucket) = bucket {
-            self.buckets[bucket].fetch_add(1, Relaxed);
+            self.buckets[bucket].fetch_add(1, Release);
         }
     }
 
     fn value(&self) -> Value {
         let mut times = RoundTrips::default();
-        times.count = self.count.load(Relaxed);
         times.sum = Duration::from_nanos(self.nanoseconds.load(Relaxed));
-        times.buckets = self.buckets.each_ref().map(|bucket| bucket.load(Relaxed));
+        // First, because the number of all must not be less than that of the buckets.
+        times.buckets = self.buckets.each_ref().map(|bucket| bucket.load(Acquire));
+        times.count = self.count.load(Relaxed);
         Value::Histogram(times)
     }
 

@@ -9,7 +9,7 @@ use smbdirect::{
 };
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::{kind::Kind, text};
+use crate::{addresses::ResolveError, kind::Kind, text};
 
 /// A setting that may cure an error. A program names its own option for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,51 @@ impl fmt::Display for Curable {
 
 impl std::error::Error for Curable {}
 
+/// A connection was not tried, or failed, because something of this machine has run out. It says nothing about the peer.
+#[derive(Debug)]
+pub struct OwnFault(String);
+
+impl fmt::Display for OwnFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OwnFault {}
+
+/// Returns whether the reason why there is no connection is one of this machine: a name that cannot be looked up, or
+/// something that has run out. It says nothing about the peer.
+pub fn is_own_fault(error: &anyhow::Error) -> bool {
+    error.is::<OwnFault>() || error.is::<ResolveError>()
+}
+
+/// Returns whether something of this machine has run out: descriptors, memory, buffers, threads or ports.
+fn has_run_out(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    let kinds = [Kind::WouldBlock, Kind::OutOfMemory, Kind::AddrNotAvailable];
+    // EMFILE and ENFILE have these numbers on every Unix, and ENOBUFS has the last one on Linux.
+    kinds.contains(&error.kind())
+        || (cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24)))
+        || (cfg!(target_os = "linux") && error.raw_os_error() == Some(105))
+}
+
+/// Explains why there is no TCP connection to `address`.
+pub(super) fn cannot_connect(error: &io::Error, address: SocketAddr) -> anyhow::Error {
+    let text = text::plain(error);
+    if error.kind() == io::ErrorKind::ConnectionRefused {
+        return anyhow!(
+            "nothing listens on {address} ({text}); start the server there, or check the port"
+        );
+    }
+    let cure = limit_cure(error).unwrap_or("check the address and the route to it");
+    let text = format!("{address} cannot be reached: {text}; {cure}");
+    if has_run_out(error) {
+        OwnFault(text).into()
+    } else {
+        anyhow!(text)
+    }
+}
+
 /// Longest time for the TCP connection that distinguishes an unreachable host from another service.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -61,6 +106,15 @@ pub async fn explain_connect(
     address: SocketAddr,
     limit: Duration,
 ) -> anyhow::Error {
+    if let ConnectError::Provider(error) = error
+        && error.kind == ProviderErrorKind::Local
+    {
+        return OwnFault(format!(
+            "no RDMA connection to {address}: {}",
+            in_short(error)
+        ))
+        .into();
+    }
     match kind {
         Kind::Verbs => explain_verbs(error, address),
         Kind::Roce => explain_roce(error, address),
@@ -309,6 +363,22 @@ pub fn limit_cure(error: &io::Error) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_run_out_here_is_no_fault_of_the_peer() {
+        let address = ([127, 0, 0, 1], 445).into();
+        let of_kind = |kind: io::ErrorKind| is_own_fault(&cannot_connect(&kind.into(), address));
+        assert!(of_kind(io::ErrorKind::OutOfMemory));
+        assert!(of_kind(io::ErrorKind::AddrNotAvailable));
+        assert!(!of_kind(io::ErrorKind::ConnectionRefused));
+        assert!(!of_kind(io::ErrorKind::TimedOut));
+        assert!(!of_kind(io::ErrorKind::HostUnreachable));
+        #[cfg(unix)]
+        for number in [23, 24] {
+            let error = io::Error::from_raw_os_error(number);
+            assert!(is_own_fault(&cannot_connect(&error, address)));
+        }
+    }
 
     #[tokio::test]
     async fn faults_within_the_process_name_no_other_machine() {

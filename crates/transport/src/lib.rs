@@ -25,7 +25,10 @@ pub use addresses::{
     Address, AddressError, Families, ResolveError, canonical, resolve, resolve_listen,
 };
 pub use connection::{close, connection_span, peer_span};
-pub use explain::{Curable, Setting, explain_connect, explain_end, explain_listen, limit_cure};
+pub use explain::{
+    Curable, OwnFault, Setting, explain_connect, explain_end, explain_listen, is_own_fault,
+    limit_cure,
+};
 pub use kind::Kind;
 pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]

@@ -122,6 +122,19 @@ impl Rdma {
     /// No address answered: the reason of the one that failed last, and what to try.
     pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
         let limit = config.active_negotiation_timeout;
+        self.connect_within(limit, address, config).await
+    }
+
+    /// Connects as [`connect`](Self::connect) does, within `limit`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_within(
+        &self,
+        limit: Duration,
+        address: &Address,
+        config: &Config,
+    ) -> Result<Connection> {
         let began = Instant::now();
         let port = self.provider.attributes().default_port;
         let addresses = resolve_within(limit, address, port).await?;

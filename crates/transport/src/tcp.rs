@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -18,7 +18,7 @@ use crate::{
     addresses::{
         Address, Families, accept_ipv4, resolve_listen, resolve_listen_all, resolve_within,
     },
-    explain::{cannot_listen, limit_cure, unanswered},
+    explain::{cannot_connect, cannot_listen, unanswered},
     side_by_side::first_of,
     text,
 };
@@ -142,17 +142,6 @@ fn be_transparent(_: &TcpSocket) -> io::Result<()> {
 /// The error of the system.
 pub fn check_transparent() -> io::Result<()> {
     be_transparent(&TcpSocket::new_v4()?)
-}
-
-fn cannot_connect(error: &io::Error, address: SocketAddr) -> anyhow::Error {
-    let text = text::plain(error);
-    if error.kind() == io::ErrorKind::ConnectionRefused {
-        return anyhow!(
-            "nothing listens on {address} ({text}); start the server there, or check the port"
-        );
-    }
-    let cure = limit_cure(error).unwrap_or("check the address and the route to it");
-    anyhow!("{address} cannot be reached: {text}; {cure}")
 }
 
 /// Listens on `address` for plain TCP; without a host, on every address of the machine.
