@@ -74,14 +74,26 @@ pub(super) type OwnedHandle = std::os::fd::OwnedFd;
 #[cfg(windows)]
 pub(super) type OwnedHandle = std::os::windows::io::OwnedSocket;
 
+/// Maximum number of connections to a path that wait to be accepted.
+#[cfg(unix)]
+const BACKLOG: i32 = 128;
+
 /// Listens on a path, with these permissions. A socket that a process has left there is replaced.
 ///
 /// # Errors
 /// Another process serves there, or the folder cannot be written.
 #[cfg(unix)]
 pub(super) async fn listen_on_path(path: &Path, mode: u32) -> io::Result<Socket> {
-    if UnixStream::connect(path).await.is_ok() {
-        return Err(io::ErrorKind::AddrInUse.into());
+    match UnixStream::connect(path).await {
+        // Its queue is full.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {}
+            _ => return Err(error),
+        },
     }
     let is_other =
         |found: fs::Metadata| !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type());
@@ -93,13 +105,18 @@ pub(super) async fn listen_on_path(path: &Path, mode: u32) -> io::Result<Socket>
     hidden.push(format!(".{}", process::id()));
     let hidden = PathBuf::from(hidden);
     let _ = fs::remove_file(&hidden);
-    let listener = UnixListener::bind(&hidden)?;
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+    socket.bind(&socket2::SockAddr::unix(&hidden)?)?;
     let place = || {
         fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
         fs::rename(&hidden, path)?;
         fs::symlink_metadata(path)
     };
     let placed = place().inspect_err(|_| drop(fs::remove_file(&hidden)))?;
+    let listener = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket));
+    let listener = UnixListener::from_std(listener)?;
     let owned = OwnedPath {
         path: path.to_owned(),
         inode: (placed.dev(), placed.ino()),
