@@ -249,7 +249,7 @@ impl Gateway {
             return Ok(true);
         }
         let (metrics, control) = (of_process.metrics.clone(), of_process.control.clone());
-        build::limit_memory(&mut planned);
+        build::limit_memory(&mut planned, 0);
         build::raise_open_files(&planned)?;
         let mut services = Services::new(report, file, has_tables);
         // A name may take long to be looked up.
@@ -299,10 +299,17 @@ impl Signals {
     /// Runs the services until a signal ends them.
     async fn serve(mut self, mut services: Services) -> Result<()> {
         let registry = services.registry();
+        let mut result = Ok(());
         systemd::notify(State::Ready(&services.state()));
         loop {
             tokio::select! {
-                ended = services.ended() => ended?,
+                ended = services.ended() => {
+                    // The sessions of the other services have their time, too.
+                    if ended.is_err() {
+                        result = ended;
+                        break;
+                    }
+                }
                 () = self.hangup.wait() => {
                     systemd::notify(State::Reloading);
                     tokio::select! {
@@ -317,7 +324,7 @@ impl Signals {
         }
         systemd::notify(State::Stopping("waiting for the answers to requests"));
         systemd::with_more_time(services.end(self.interrupted.wait())).await;
-        Ok(())
+        result
     }
 }
 

@@ -119,12 +119,12 @@ impl Gateway {
 }
 
 /// Keeps --memory of all services together below the limit of the control group, beyond which the kernel would kill this
-/// process.
-pub(super) fn limit_memory(planned: &mut [Planned]) {
+/// process. `used` bytes are those of services that run already.
+pub(super) fn limit_memory(planned: &mut [Planned], used: u64) {
     let Some(limit) = resources::memory_limit() else {
         return;
     };
-    let most = limit.bytes / 4 * 3;
+    let most = (limit.bytes / 4 * 3).saturating_sub(used);
     let all = planned.iter().map(|one| one.options.memory);
     let all = all.fold(0, u64::saturating_add);
     if all <= most {

@@ -18,7 +18,7 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    Gateway, Kind, Planned,
+    Gateway, Kind, Planned, build,
     file::{Given, OF_PROCESS, SettingsFile},
     listeners::Listeners,
     output::{self, Event},
@@ -275,6 +275,8 @@ impl Services {
             let live = gateway.live(&running.settings)?;
             change.changed.push((one.name, difference, live));
         }
+        let running = self.running.values();
+        build::limit_memory(&mut new, running.map(|one| one.settings.memory).sum());
         for one in new {
             change.verbose = one.options.options.verbose;
             change.added.push(listen(one, Vec::new()).await?);
