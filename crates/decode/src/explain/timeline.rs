@@ -238,25 +238,18 @@ impl Timeline {
         self.now = end;
     }
 
+    /// Counts the time until a mark for a phase and a cause.
+    fn add_until(&mut self, phase: Phase, cause: Cause, next: &Mark) {
+        self.add(phase, Some(cause), next.time, next.frame);
+    }
+
     /// Nothing is outstanding.
     fn thinks(&mut self, next: &Mark, round_trips: RoundTrips) {
         if self.state.is_blocked(true) {
-            self.add(
-                Phase::SendCredits,
-                Some(Cause::SendCredits),
-                next.time,
-                next.frame,
-            );
-            return;
+            return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         if self.state.lacks_smb2_credits() {
-            self.add(
-                Phase::Smb2Credits,
-                Some(Cause::Smb2Credits),
-                next.time,
-                next.frame,
-            );
-            return;
+            return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
         }
         let path = self.state.done.saturating_add(round_trips.client);
         if self.now < path {
@@ -296,13 +289,7 @@ impl Timeline {
         let gap = next.time - self.now;
         let by_client = phase == Phase::Request;
         if phase != Phase::Data && state.is_blocked(by_client) {
-            self.add(
-                Phase::SendCredits,
-                Some(Cause::SendCredits),
-                next.time,
-                next.frame,
-            );
-            return;
+            return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         let round_trip = round_trips.client.max(round_trips.server);
         let is_far = round_trip >= LONG_ROUND_TRIP;
@@ -335,22 +322,10 @@ impl Timeline {
     fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
         let state = &self.state;
         if state.is_blocked(true) || state.is_blocked(false) {
-            self.add(
-                Phase::SendCredits,
-                Some(Cause::SendCredits),
-                next.time,
-                next.frame,
-            );
-            return;
+            return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         if state.lacks_smb2_credits() {
-            self.add(
-                Phase::Smb2Credits,
-                Some(Cause::Smb2Credits),
-                next.time,
-                next.frame,
-            );
-            return;
+            return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
         }
         let is_between = state.stages[Stage::Between as usize] > 0;
         if is_between && next.time - self.now <= LONG_PAUSE {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use smbdirect::rdma::roce::cm::{Mad, Message};
 
 use super::{
-    super::{counts::RoceCounts, out::Out, side::Side, tcp::Position},
+    super::{counts::RoceCounts, event::Repeated, out::Out, side::Side, tcp::Position},
     connection::{Connection, QueuePair},
     datagram::Packet,
     flows::Roce,
@@ -41,7 +41,7 @@ impl Roce {
         };
         if is_copy {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.captured_again(side, packet, position, out);
+                connection.show(side, packet, Repeated::CapturedAgain, position, out);
             }
             return true;
         }

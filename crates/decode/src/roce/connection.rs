@@ -290,7 +290,7 @@ impl Connection {
             return;
         }
         if self.directions[side].recent.has(&packet) {
-            self.captured_again(side, &packet, position, out);
+            self.show(side, &packet, Repeated::CapturedAgain, position, out);
             return;
         }
         self.learn_mtu(&packet);
@@ -315,27 +315,17 @@ impl Connection {
         }
     }
 
-    /// Reports a copy of a packet that the network made.
-    pub(super) fn captured_again(
+    /// Reports a packet that is no part of the sequence: a copy that the network made, or a congestion notification,
+    /// which has no PSN.
+    pub(super) fn show(
         &mut self,
         side: Side,
         packet: &Packet,
+        repeated: Repeated,
         position: Position,
         out: &mut Out<'_>,
     ) {
-        let shown = packet.shown(Repeated::CapturedAgain);
-        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
-    }
-
-    /// Reports a congestion notification packet, which has no PSN.
-    pub(super) fn notification(
-        &mut self,
-        side: Side,
-        packet: &Packet,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
-        let shown = packet.shown(Repeated::No);
+        let shown = packet.shown(repeated);
         self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
     }
 

@@ -15,7 +15,7 @@ use smbdirect::rdma::roce::{
 use super::{
     super::{
         counts::RoceCounts,
-        event::{Detail, Icrc},
+        event::{Detail, Icrc, Repeated},
         out::Out,
         packet::Datagram,
         side::Side,
@@ -136,7 +136,7 @@ impl Roce {
                             if let Some(&(id, side)) = self.directions.get(&key)
                                 && let Some(connection) = self.connections.get_mut(&id)
                             {
-                                connection.notification(side, &packet, position, out);
+                                connection.show(side, &packet, Repeated::No, position, out);
                             }
                         }
                         (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {

@@ -5,7 +5,7 @@ use smbdirect::rdma::roce::packet::{Extended, Opcode};
 use super::{
     super::{
         super::{
-            event::{EventKind, Extra, Region, broken},
+            event::{Broken, EventKind, Extra, Region, broken},
             out::Out,
             side::{PerSide, Side},
             smb::{Context, SmbDirect},
@@ -257,6 +257,18 @@ impl Connection {
             }
             _ => Vec::new(),
         };
+        self.written(side, position, region, faults, out);
+    }
+
+    /// Reports a Write, with the bytes that it has written.
+    fn written(
+        &mut self,
+        side: Side,
+        position: Position,
+        region: Region,
+        faults: Vec<Broken>,
+        out: &mut Out<'_>,
+    ) {
         let extra = std::mem::take(&mut self.directions[side].written);
         self.emit_with(
             side,
@@ -276,15 +288,7 @@ impl Connection {
             } else {
                 Vec::new()
             };
-            let extra = std::mem::take(&mut self.directions[side].written);
-            self.emit_with(
-                side,
-                position,
-                EventKind::RoceWrite(region),
-                faults,
-                extra,
-                out,
-            );
+            self.written(side, position, region, faults, out);
         }
     }
 
