@@ -62,9 +62,10 @@ impl Session {
 
     /// Takes the header of a trusted proxy. If it names a client, the session is that client's.
     async fn take_proxy_header(&mut self, from_client: &mut Source) -> Result<(), Stop> {
-        let named = self.in_time(from_client.proxy_header()).await?;
-        // A connection whose client the proxy does not name is the proxy's.
-        let client = named.unwrap_or(self.peer);
+        // A connection without a client is the proxy's own, as for its checks.
+        let Some(client) = self.in_time(from_client.proxy_header()).await? else {
+            return Ok(());
+        };
         self.state.set_client(client);
         let admitted = self.place.of_client(&self.live, client.ip());
         admitted.map_err(Stop::NotAdmitted)

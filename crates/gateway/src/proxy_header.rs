@@ -18,6 +18,9 @@ pub(super) enum HeaderFault {
     /// It is not a header, or is malformed.
     #[error("it is a trusted proxy, but its connection does not begin with a PROXY header: {0}")]
     Malformed(String),
+    /// The connection is one of a client that the header does not name, so that `allow` and `deny` cannot decide.
+    #[error("its PROXY header does not name an IP address of its client")]
+    Unnamed,
     /// It is longer than [`MAX_LENGTH`].
     #[error("its PROXY header has {0} bytes; the maximum is {MAX_LENGTH}")]
     TooLong(usize),
@@ -79,7 +82,7 @@ fn within(length: usize) -> Result<usize, HeaderFault> {
 /// Returns the client that a whole header names. `None` if the connection is one of the proxy itself.
 ///
 /// # Errors
-/// It is malformed, or too long.
+/// It is malformed or too long, or does not name the client.
 pub(super) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
     within(bytes.len())?;
     let header =
@@ -87,14 +90,17 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
     if header.command == Command::Local {
         return Ok(None);
     }
-    Ok(match header.addresses {
-        Addresses::IPv4(ip) => Some(SocketAddr::new(ip.source_address.into(), ip.source_port)),
+    match header.addresses {
+        Addresses::IPv4(ip) => {
+            let address = SocketAddr::new(ip.source_address.into(), ip.source_port);
+            Ok(Some(address))
+        }
         Addresses::IPv6(ip) => {
             let address = SocketAddr::new(ip.source_address.into(), ip.source_port);
-            Some(canonical(address))
+            Ok(Some(canonical(address)))
         }
-        Addresses::Unspecified | Addresses::Unix(_) => None,
-    })
+        Addresses::Unspecified | Addresses::Unix(_) => Err(HeaderFault::Unnamed),
+    }
 }
 
 #[cfg(test)]
@@ -129,6 +135,8 @@ mod tests {
         let local = encode_local();
         assert_eq!(decode(&local).unwrap(), None);
         assert_eq!(length(&local).unwrap(), Some(FIXED));
+        let unnamed = build(Command::Proxy, Addresses::Unspecified);
+        assert!(matches!(decode(&unnamed), Err(HeaderFault::Unnamed)));
     }
 
     #[test]
