@@ -52,7 +52,7 @@ impl std::error::Error for Curable {}
 
 /// A connection was not tried, or failed, because something of this machine has run out. It says nothing about the peer.
 #[derive(Debug)]
-pub struct OwnFault(String);
+struct OwnFault(String);
 
 impl fmt::Display for OwnFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

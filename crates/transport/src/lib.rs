@@ -26,8 +26,7 @@ pub use addresses::{
 };
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{
-    Curable, OwnFault, Setting, explain_connect, explain_end, explain_listen, is_own_fault,
-    limit_cure,
+    Curable, Setting, explain_connect, explain_end, explain_listen, is_own_fault, limit_cure,
 };
 pub use kind::Kind;
 pub use negotiated::{NegotiatedReport, VERSION};
