@@ -41,15 +41,19 @@ async fn one_address_cannot_take_all_places() {
             live.max_connections_per_client = Some(2);
         });
         // By SMB Direct these clients say nothing, and do not even negotiate.
-        let _first = from_address("127.0.0.5", &gateway).await;
-        let _second = from_address("127.0.0.5", &gateway).await;
+        let mut open = Vec::new();
+        for _ in 0..2 {
+            let client = from_address("127.0.0.5", &gateway).await;
+            let upstream = match from {
+                SmbDirect => None,
+                Tcp => Some(server.accept().await),
+            };
+            open.push((client, upstream));
+        }
         assert!(is_closed(from_address("127.0.0.5", &gateway).await).await);
         let away = event(&mut gateway, "turned_away");
         assert_eq!(away["reason"], "2 connections of its address are open");
         let mut other = End::connect(from, &gateway.address).await;
-        if from == Tcp {
-            drop((server.accept().await, server.accept().await));
-        }
         let mut upstream = server.accept().await;
         other.send(&echo(1)).await;
         assert_eq!(upstream.receive().await, Some(echo(1)));
