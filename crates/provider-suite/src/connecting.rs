@@ -78,7 +78,7 @@ pub async fn dropped_incoming_refuses(fabric: &Fabric) {
 }
 
 /// The reason that the peer sees depends on the provider, because a closing listener may not have
-/// time to send one.
+/// time to send one, and on time: a request may arrive after the socket of the listener has closed.
 pub async fn closed_listener_refuses(fabric: &Fabric) {
     let listener = fabric.listener().await;
     let address = listener.local_addr();
@@ -90,6 +90,7 @@ pub async fn closed_listener_refuses(fabric: &Fabric) {
     let kind = active.map(drop).unwrap_err().kind;
     let kinds = [
         ProviderErrorKind::Refused,
+        ProviderErrorKind::PortUnreachable,
         ProviderErrorKind::Rejected,
         ProviderErrorKind::Reset,
     ];
