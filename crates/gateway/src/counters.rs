@@ -26,7 +26,7 @@ pub(super) struct Counters {
     /// Sessions that ended by a fault.
     pub(super) failed: AtomicU64,
     turned_away: ByCause<4>,
-    ended: ByCause<9>,
+    ended: ByCause<10>,
     refused: ByCause<9>,
     pub(super) traffic: Traffic,
 }
@@ -309,6 +309,7 @@ impl Default for Counters {
                 "refused",
                 "ended_by_administrator",
                 "fault_of_gateway",
+                "turned_away",
             ]),
             refused: ByCause::new([
                 "signed",
@@ -335,7 +336,7 @@ impl Counters {
             Stop::Here => "closed_here",
             Stop::Ended => "ended_by_administrator",
             Stop::Fault(_) => "fault_of_gateway",
-            Stop::NotAdmitted(_) => "refused",
+            Stop::NotAdmitted(_) => "turned_away",
             Stop::Failed(Side::Client, _) => "client_failed",
             Stop::Failed(Side::Server, _) => "server_failed",
             Stop::Unreachable(_) => "server_unreachable",

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use smbdirect_transport::NegotiatedReport;
 
-use crate::counters::Carried;
+use crate::{counters::Carried, turned_away::SinceLastLine};
 
 /// An event of a running gateway.
 #[derive(Debug, Serialize)]
@@ -85,10 +85,10 @@ pub enum Event<'a> {
         open: u64,
         /// The reason.
         reason: &'a str,
-        /// How often clients of this address were turned away since its last line in the log, this one included. `None` if
-        /// the last line is less than a minute old: then there should be no other one.
+        /// What a line in the log says about others. `None` if the last line about the address is less than a minute old:
+        /// then there should be no other one.
         #[serde(skip)]
-        times: Option<u64>,
+        since_last_line: Option<SinceLastLine>,
     },
     /// A server takes clients again.
     ServerUp {

@@ -44,6 +44,7 @@ mod settings;
 mod state;
 mod tcp;
 mod times;
+mod turned_away;
 
 pub use counters::Carried;
 pub use event::Event;
@@ -54,3 +55,4 @@ pub use servers::ServerStatus;
 pub use service::Service;
 pub use settings::{ClientAddress, Protocol, Settings, connection_config};
 pub use state::SessionStatus;
+pub use turned_away::SinceLastLine;

@@ -7,16 +7,21 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use super::{live::Live, refused::Refused, state::SessionState};
+use super::{
+    live::Live,
+    refused::Refused,
+    state::SessionState,
+    turned_away::{SinceLastLine, TurnedAway},
+};
 
 /// The places of a gateway.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     taken: Mutex<Taken>,
-    turned_away: Mutex<HashMap<IpAddr, TurnedAway>>,
+    turned_away: Mutex<TurnedAway>,
 }
 
 #[derive(Debug, Default)]
@@ -26,18 +31,6 @@ struct Taken {
     sessions: BTreeMap<u64, Arc<SessionState>>,
     last_id: u64,
 }
-
-/// The times that a client was turned away since its last line in the log.
-#[derive(Debug)]
-struct TurnedAway {
-    since: Instant,
-    times: u64,
-}
-
-/// The interval of log lines about clients of one address that are turned away.
-const LOG_INTERVAL: Duration = Duration::from_mins(1);
-/// Maximum number of addresses that are remembered for [`LOG_INTERVAL`].
-const MAX_REMEMBERED: usize = 4096;
 
 /// The place of one client. A drop gives it back.
 #[derive(Debug)]
@@ -102,31 +95,11 @@ impl Places {
         self.taken().last_id
     }
 
-    /// Returns how often the address was turned away since the last line in the log, this time included, if there
-    /// should be another line; otherwise `None`.
-    pub(super) fn times_to_log(&self, client: IpAddr) -> Option<u64> {
-        let now = Instant::now();
-        let mut all = self
-            .turned_away
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = all.get_mut(&client) {
-            before.times += 1;
-            if now < before.since + LOG_INTERVAL {
-                return None;
-            }
-            before.since = now;
-            return Some(std::mem::take(&mut before.times));
-        }
-        if all.len() >= MAX_REMEMBERED {
-            all.retain(|_, before| now < before.since + LOG_INTERVAL);
-            if all.len() >= MAX_REMEMBERED {
-                return None;
-            }
-        }
-        let (since, times) = (now, 0);
-        all.insert(client, TurnedAway { since, times });
-        Some(1)
+    /// Counts a client that is turned away. Returns what its line in the log says; `None` if there should be no line.
+    pub(super) fn count_turned_away(&self, client: IpAddr) -> Option<SinceLastLine> {
+        let turned_away = self.turned_away.lock();
+        let mut turned_away = turned_away.unwrap_or_else(PoisonError::into_inner);
+        turned_away.count(client, Instant::now())
     }
 }
 

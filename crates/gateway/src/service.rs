@@ -227,7 +227,7 @@ impl Service {
             peer,
             open: self.open(),
             reason: &why.reason(),
-            times: self.places.times_to_log(peer.ip()),
+            since_last_line: self.places.count_turned_away(peer.ip()),
         });
     }
 

@@ -253,8 +253,11 @@ impl Session {
     pub(super) fn report_closed(self, stop: &Stop) {
         let counters = &self.service.counters;
         counters.ended(stop);
-        let ok = matches!(stop, Stop::Closed(_) | Stop::Here | Stop::Ended);
-        if !ok && !matches!(stop, Stop::NotAdmitted(_)) {
+        let ok = matches!(
+            stop,
+            Stop::Closed(_) | Stop::Here | Stop::Ended | Stop::NotAdmitted(_)
+        );
+        if !ok {
             counters.failed.fetch_add(1, Relaxed);
         }
         match stop {

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use serde::Serialize;
-use smbdirect_gateway::{Carried, Event as GatewayEvent};
+use smbdirect_gateway::{Carried, Event as GatewayEvent, SinceLastLine};
 use tracing::{info, warn};
 
 use crate::{
@@ -66,9 +66,9 @@ impl Show {
             GatewayEvent::TurnedAway {
                 peer,
                 reason,
-                times: Some(times),
+                since_last_line: Some(since_last_line),
                 ..
-            } => self.show_turned_away(peer, reason, times),
+            } => self.show_turned_away(peer, reason, since_last_line),
             GatewayEvent::ServerUp { server } => {
                 info!(target: report::CONNECTIONS, service = self.service, server, "the server takes clients again");
             }
@@ -90,7 +90,10 @@ impl Show {
             } => self.show_summary(total, failed, turned_away, carried),
             // Only the JSON output reports these events.
             GatewayEvent::Opened { .. }
-            | GatewayEvent::TurnedAway { times: None, .. }
+            | GatewayEvent::TurnedAway {
+                since_last_line: None,
+                ..
+            }
             | GatewayEvent::Refused { .. }
             | GatewayEvent::Draining { .. } => {}
         }
@@ -98,12 +101,16 @@ impl Show {
         self.report.event(&OfService { event, service });
     }
 
-    fn show_turned_away(&self, peer: SocketAddr, reason: &str, times: u64) {
-        let times = match times {
-            1 => String::new(),
-            times => format!(" ({times} times since the last line)"),
-        };
-        let why = format!("turned away: {reason}{times}");
+    fn show_turned_away(&self, peer: SocketAddr, reason: &str, since: SinceLastLine) {
+        let mut why = format!("turned away: {reason}");
+        if since.times > 1 {
+            let times = report::count(since.times);
+            why += &format!(" ({times} times since the last line)");
+        }
+        if since.others > 0 {
+            let others = report::plural(since.others, "other connection");
+            why += &format!("; {others} had no line");
+        }
         let Self {
             report,
             prefix,

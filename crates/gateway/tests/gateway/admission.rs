@@ -196,6 +196,14 @@ async fn proxies_name_the_client() {
         let away = event(&mut second, "turned_away");
         assert_eq!(away["reason"], "its address is not allowed");
         assert!(away["peer"].as_str().unwrap().starts_with("127.0.0.9:"));
+        // It is counted as turned away, and is no fault.
+        let closed = loop {
+            let closed = event(&mut second, "closed");
+            if closed["ended"].as_str().unwrap().starts_with("turned away") {
+                break closed;
+            }
+        };
+        assert_eq!(closed["ok"], true);
         let mut honest = End::connect(between, &second.address).await;
         honest.send(&echo(1)).await;
         assert_eq!(honest.receive().await, None);
