@@ -47,6 +47,8 @@ pub struct Service {
     pub(super) answers: Arc<Memory>,
     pub(super) buffers: Arc<Buffers>,
     report: Box<dyn Fn(&Event<'_>) + Send + Sync>,
+    /// Held from a change of the number of open sessions to the report of it, so that the last report has the last number.
+    reporting: Mutex<()>,
     pub(super) counters: Counters,
 }
 
@@ -83,6 +85,7 @@ impl Service {
             // Half of the memory for one direction, so that small settings also limit free buffers.
             buffers: Arc::new(Buffers::new(in_flight / 2)),
             report: Box::new(report),
+            reporting: Mutex::default(),
             counters: Counters::default(),
         }
     }
@@ -178,6 +181,11 @@ impl Service {
         &self.listening
     }
 
+    /// Returns a guard for a change of the number of open sessions and the report of it.
+    pub(super) fn reporting(&self) -> MutexGuard<'_, ()> {
+        lock(&self.reporting)
+    }
+
     /// Reports an event.
     pub(super) fn report(&self, event: &Event<'_>) {
         (self.report)(event);
@@ -223,6 +231,7 @@ impl Service {
     /// Counts and reports a client that is turned away.
     pub(super) fn turn_away(&self, peer: SocketAddr, why: &Refused) {
         self.counters.turn_away(why);
+        let _reporting = self.reporting();
         self.report(&Event::TurnedAway {
             peer,
             open: self.open(),

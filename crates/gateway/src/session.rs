@@ -222,6 +222,7 @@ impl Session {
     fn report_opened(&self, client: Option<NegotiatedReport>, connected: &Connected) {
         let server = &connected.server;
         let (_, took) = self.state.server();
+        let _reporting = self.service.reporting();
         self.service.report(&Event::Opened {
             id: self.state.id,
             peer: self.state.client(),
@@ -268,6 +269,7 @@ impl Session {
         }
         let proxy = self.proxy();
         let (server_name, connected) = self.state.server();
+        let _reporting = self.service.reporting();
         let open = self.place.end();
         self.service.report(&Event::Closed {
             id: self.state.id,

@@ -107,6 +107,24 @@ async fn a_session_is_listed_and_ended() {
     assert!(gateway.service.sessions().is_empty());
 }
 
+/// The last event has the last number of open sessions, also if many end at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_numbers_of_open_sessions_are_in_order() {
+    const CLIENTS: u64 = 40;
+    let mut server = Server::bind(Tcp, patient()).await;
+    let mut gateway = gateway(Tcp, Tcp, &server.address().to_string());
+    let mut ends = Vec::new();
+    for open in 1..=CLIENTS {
+        let client = End::connect(Tcp, &gateway.address).await;
+        ends.push((client, server.accept().await));
+        assert_eq!(event(&mut gateway, "opened")["open"], open);
+    }
+    drop(ends);
+    for open in (0..CLIENTS).rev() {
+        assert_eq!(event(&mut gateway, "closed")["open"], open);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_to_itself_makes_no_endless_chain() {
     for kind in [SmbDirect, Tcp] {
