@@ -29,6 +29,8 @@ struct Taken {
     /// Places by client, of which those that negotiate have no session yet.
     by_client: HashMap<IpAddr, u64>,
     sessions: BTreeMap<u64, Arc<SessionState>>,
+    /// The number of the last session before those of these places.
+    before: u64,
     last_id: u64,
 }
 
@@ -45,6 +47,19 @@ pub(super) struct Place {
 }
 
 impl Places {
+    /// Returns places whose sessions have numbers after this one.
+    pub(super) fn numbered_after(before: u64) -> Self {
+        let taken = Taken {
+            before,
+            last_id: before,
+            ..Taken::default()
+        };
+        Self {
+            taken: Mutex::new(taken),
+            ..Self::default()
+        }
+    }
+
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,6 +107,12 @@ impl Places {
 
     /// Returns the number of sessions so far.
     pub(super) fn total(&self) -> u64 {
+        let taken = self.taken();
+        taken.last_id - taken.before
+    }
+
+    /// Returns the number of the last session.
+    pub(super) fn last_id(&self) -> u64 {
         self.taken().last_id
     }
 

@@ -90,6 +90,18 @@ impl Service {
         }
     }
 
+    /// Numbers the sessions after this number, so that they are told apart from those of another service.
+    #[must_use]
+    pub fn numbered_after(mut self, number: u64) -> Self {
+        self.places = Arc::new(Places::numbered_after(number));
+        self
+    }
+
+    /// Returns the number of the last session.
+    pub fn last_session(&self) -> u64 {
+        self.places.last_id()
+    }
+
     /// Connects to a server, from the address `source` of another machine if it is given.
     ///
     /// # Errors

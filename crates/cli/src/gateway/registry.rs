@@ -10,7 +10,7 @@ use std::{
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use smbdirect::metrics::Family;
+use smbdirect::metrics::{Family, Sample, Value as Figure};
 use smbdirect_gateway::Service;
 use tokio::sync::Notify;
 
@@ -19,15 +19,28 @@ use crate::metrics::{Answer, Figures};
 /// The services that run, also while they end.
 pub(super) struct Registry {
     pub(super) has_tables: bool,
-    pub(super) services: Mutex<BTreeMap<String, Arc<Service>>>,
+    services: Mutex<Services>,
     /// Whether all services end.
     pub(super) is_ending: AtomicBool,
     /// Notified when an administrator asks that all services end.
     pub(super) drain: Notify,
 }
 
+/// The services by their names. One that was removed and one that was added since may have the same name; the last one is
+/// that which takes clients.
+type Services = BTreeMap<String, Vec<Arc<Service>>>;
+
 impl Registry {
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Service>>> {
+    pub(super) fn new(has_tables: bool) -> Self {
+        Self {
+            has_tables,
+            services: Mutex::default(),
+            is_ending: AtomicBool::new(false),
+            drain: Notify::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,60 +49,44 @@ impl Registry {
         self.drain.notified().await;
     }
 
-    /// Forgets a service, unless another one has its name now.
+    /// Adds a service.
+    pub(super) fn add(&self, name: &str, service: Arc<Service>) {
+        let mut services = self.lock();
+        services.entry(name.to_owned()).or_default().push(service);
+    }
+
+    /// Returns the number of the last session of services with this name.
+    pub(super) fn last_session(&self, name: &str) -> u64 {
+        let services = self.lock();
+        let of_name = services.get(name).into_iter().flatten();
+        let numbers = of_name.map(|service| service.last_session());
+        numbers.max().unwrap_or(0)
+    }
+
+    /// Forgets a service.
     pub(super) fn remove(&self, name: &str, service: &Arc<Service>) {
         let mut services = self.lock();
-        if services
-            .get(name)
-            .is_some_and(|other| Arc::ptr_eq(other, service))
-        {
-            services.remove(name);
+        if let Some(of_name) = services.get_mut(name) {
+            of_name.retain(|other| !Arc::ptr_eq(other, service));
+            if of_name.is_empty() {
+                services.remove(name);
+            }
         }
     }
-}
 
-impl Registry {
-    /// Returns the sessions of all services.
-    fn sessions(&self) -> Value {
+    /// Returns what each service has, with the name of the service.
+    fn of_all<T: Serialize>(&self, list: impl Fn(&Service) -> Vec<T>) -> Value {
         let services = self.lock();
-        let of = |(name, service): (&String, &Arc<Service>)| {
-            let with_service = |session| {
-                json!(OfService {
-                    service: name,
-                    of: session
-                })
-            };
-            service
-                .sessions()
-                .into_iter()
-                .map(with_service)
-                .collect::<Vec<_>>()
-        };
-        services.iter().flat_map(of).collect()
-    }
-
-    /// Returns the servers of all services.
-    fn servers(&self) -> Value {
-        let services = self.lock();
-        let of = |(name, service): (&String, &Arc<Service>)| {
-            let with_service = |server| {
-                json!(OfService {
-                    service: name,
-                    of: server
-                })
-            };
-            service
-                .servers()
-                .into_iter()
-                .map(with_service)
-                .collect::<Vec<_>>()
-        };
-        services.iter().flat_map(of).collect()
+        let with_service = |(service, of)| json!(OfService { service, of });
+        each(&services)
+            .flat_map(|(name, service)| list(service).into_iter().map(move |one| (name, one)))
+            .map(with_service)
+            .collect()
     }
 
     fn end_session(&self, service: Option<&str>, id: &str) -> Answer {
         let services = self.lock();
-        let service = match service {
+        let of_name = match service {
             Some(name) => services
                 .get(name)
                 .ok_or_else(|| format!("there is no service {name}"))?,
@@ -101,7 +98,7 @@ impl Registry {
         let number = id
             .parse()
             .map_err(|_| format!("{id} is not the number of a session"))?;
-        if service.end_session(number) {
+        if of_name.iter().any(|service| service.end_session(number)) {
             Ok(json!({}))
         } else {
             Err(format!("there is no session {id}"))
@@ -112,15 +109,22 @@ impl Registry {
     fn drain_server(&self, server: &str, is_drained: bool) -> Answer {
         let services = self.lock();
         // Each service is asked.
-        let found = services
-            .values()
-            .filter(|service| service.set_server_drained(server, is_drained));
+        let found =
+            each(&services).filter(|(_, service)| service.set_server_drained(server, is_drained));
         if found.count() > 0 {
             Ok(json!({}))
         } else {
             Err(format!("there is no server {server}"))
         }
     }
+}
+
+/// Returns each service with its name.
+fn each(services: &Services) -> impl Iterator<Item = (&str, &Arc<Service>)> {
+    services.iter().flat_map(|(name, of_name)| {
+        let name = name.as_str();
+        of_name.iter().map(move |service| (name, service))
+    })
 }
 
 /// Something of a service.
@@ -134,20 +138,20 @@ struct OfService<'a, T> {
 impl Figures for Registry {
     fn title(&self) -> String {
         let services = self.lock();
-        let title = |(name, service): (&String, &Arc<Service>)| {
+        let title = |(name, service): (&str, &Arc<Service>)| {
             if self.has_tables {
                 format!("{name}: {}", service.title())
             } else {
                 service.title()
             }
         };
-        let titles: Vec<_> = services.iter().map(title).collect();
+        let titles: Vec<_> = each(&services).map(title).collect();
         titles.join("; ")
     }
 
     fn is_ready(&self) -> bool {
         let services = self.lock();
-        let mut all = services.values();
+        let mut all = services.values().filter_map(|of_name| of_name.last());
         !self.is_ending.load(Relaxed)
             && !services.is_empty()
             && all.all(|service| service.is_ready())
@@ -156,8 +160,8 @@ impl Figures for Registry {
     fn control(&self, change: bool, path: &str) -> Option<Answer> {
         let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
         Some(match (change, &parts[..]) {
-            (false, ["sessions"]) => Ok(self.sessions()),
-            (false, ["servers"]) => Ok(self.servers()),
+            (false, ["sessions"]) => Ok(self.of_all(Service::sessions)),
+            (false, ["servers"]) => Ok(self.of_all(Service::servers)),
             (true, ["end", id]) => self.end_session(None, id),
             (true, ["end", service, id]) => self.end_session(Some(service), id),
             (true, ["drain", server]) => self.drain_server(server, true),
@@ -173,7 +177,7 @@ impl Figures for Registry {
     fn families(&self) -> Vec<Family> {
         let services = self.lock();
         let mut families: Vec<Family> = Vec::new();
-        for (name, service) in services.iter() {
+        for (name, service) in each(&services) {
             for mut family in service.families() {
                 if self.has_tables {
                     let label = ("service", label(name));
@@ -183,12 +187,38 @@ impl Figures for Registry {
                         .for_each(|sample| sample.labels.insert(0, label));
                 }
                 match families.iter_mut().find(|other| other.name == family.name) {
-                    Some(other) => other.samples.extend(family.samples),
+                    Some(other) => add_samples(other, family.samples),
                     None => families.push(family),
                 }
             }
         }
         families
+    }
+}
+
+/// Adds samples to a family. Those of two services with the same name are one sample, their sum.
+fn add_samples(family: &mut Family, samples: Vec<Sample>) {
+    for sample in samples {
+        let same = |other: &&mut Sample| other.labels == sample.labels;
+        match family.samples.iter_mut().find(same) {
+            Some(other) => other.value = sum(other.value, sample.value),
+            None => family.samples.push(sample),
+        }
+    }
+}
+
+fn sum(one: Figure, other: Figure) -> Figure {
+    match (one, other) {
+        (Figure::Number(one), Figure::Number(other)) => Figure::Number(one + other),
+        (Figure::Histogram(mut times), Figure::Histogram(other)) => {
+            times.count += other.count;
+            times.sum += other.sum;
+            for (bucket, more) in times.buckets.iter_mut().zip(other.buckets) {
+                *bucket += more;
+            }
+            Figure::Histogram(times)
+        }
+        (one, _) => one,
     }
 }
 

@@ -3,18 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use anyhow::{Result, anyhow};
 use smbdirect_gateway::{Gateway as RunningGateway, Live, Service, Settings};
-use tokio::{
-    sync::{Notify, watch},
-    task::JoinSet,
-};
+use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
 use super::{
@@ -82,12 +76,7 @@ impl Services {
             running: BTreeMap::new(),
             removed: Vec::new(),
             tasks: JoinSet::new(),
-            registry: Arc::new(Registry {
-                has_tables,
-                services: Mutex::default(),
-                is_ending: AtomicBool::new(false),
-                drain: Notify::new(),
-            }),
+            registry: Arc::new(Registry::new(has_tables)),
         }
     }
 
@@ -152,18 +141,20 @@ impl Services {
             });
         }
         let show = output::Show::new(self.report, &name, self.has_tables);
-        let service = Arc::new(Service::new(
+        let service = Service::new(
             settings.clone(),
             live,
             listeners.rdma,
             listeners.addresses,
             move |event: &smbdirect_gateway::Event<'_>| show.show(event),
-        ));
+        );
+        // A service that was removed may have the same name, and sessions.
+        let service = Arc::new(service.numbered_after(self.registry.last_session(&name)));
         let (stop, stopped) = watch::channel(Stop::No);
         let gateway = RunningGateway::new(service.clone(), listeners.listeners);
         self.tasks
             .spawn(serve(name.clone(), service.clone(), gateway, stopped));
-        self.registry.lock().insert(name.clone(), service.clone());
+        self.registry.add(&name, service.clone());
         let running = Running {
             service,
             in_force: given,

@@ -9,7 +9,7 @@ use std::{
 use super::{metrics::http, service::Settings, *};
 
 /// Runs `gateway ctl`, and returns its objects.
-fn ctl(socket: &Path, arguments: &[&str]) -> Vec<Value> {
+pub(super) fn ctl(socket: &Path, arguments: &[&str]) -> Vec<Value> {
     let start = ["gateway", "ctl", socket.to_str().unwrap(), "--json"];
     run(&[&start, arguments].concat()).succeeded().json()
 }

@@ -1,6 +1,7 @@
 //! Several services in one settings file, and several servers for one service.
 
 use super::{
+    control::ctl,
     metrics::{http, sample},
     service::Settings,
     *,
@@ -112,6 +113,55 @@ async fn services_come_and_go_without_touching_others() {
         .map(|event| event["service"].to_string())
         .collect();
     assert_eq!(of.len(), 3, "{done:?}");
+}
+
+/// The sessions of a removed service that wait for answers stay visible when a service of its name is added.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_added_again_does_not_hide_the_removed_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("gateway.sock");
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let all = format!(
+        "from = 'tcp'\nupstream = '{}'\ncontrol = '{}'\nmetrics = '127.0.0.1:0'\ndrain-timeout = 'never'\n",
+        server.address(),
+        socket.display()
+    );
+    let a = format!("{all}[[service]]\nname = 'a'\nlisten = '127.0.0.1:0'\n");
+    let both = format!("{a}[[service]]\nname = 'b'\nlisten = '127.0.0.1:0'\n");
+    let file = Settings::new(&both);
+    let mut gateway = listening(file.command(&[]));
+    let to_b = event(&mut gateway, "listening")["address"].clone();
+    let metrics = event(&mut gateway, "metrics")["address"].clone();
+    let mut old = End::connect(Tcp, to_b.as_str().unwrap()).await;
+    let mut old_server = server.accept().await;
+    old.send(b"question").await;
+    assert!(old_server.receive().await.is_some());
+    file.write(&a);
+    gateway.running.signal("HUP");
+    assert_eq!(event(&mut gateway, "reloaded")["removed"][0], "b");
+    file.write(&both);
+    gateway.running.signal("HUP");
+    let to_b = event(&mut gateway, "listening")["address"].clone();
+    let mut new = End::connect(Tcp, to_b.as_str().unwrap()).await;
+    let mut new_server = server.accept().await;
+    event(&mut gateway, "opened");
+
+    let sessions = ctl(&socket, &["sessions"]);
+    let of: Vec<_> = sessions
+        .iter()
+        .map(|session| (session["service"].as_str(), session["id"].as_u64()))
+        .collect();
+    assert_eq!(of, [(Some("b"), Some(1)), (Some("b"), Some(2))]);
+    let (_, text) = http(metrics.as_str().unwrap(), "GET", "/metrics");
+    for name in ["sessions_active", "sessions_total"] {
+        let name = format!("smbdirect_gateway_{name}{{service=\"b\"}}");
+        assert_eq!(sample(&text, &name), 2.0, "{name}");
+        assert_eq!(text.matches(&name).count(), 1, "{name}");
+    }
+    ctl(&socket, &["end", "b/1"]);
+    assert_eq!(old.receive().await, None);
+    assert!(passes(&mut new, &mut new_server).await);
+    gateway.terminate().succeeded();
 }
 
 #[tokio::test(flavor = "multi_thread")]
