@@ -35,6 +35,13 @@ pub(crate) enum Stream {
     Journal,
 }
 
+/// All streams.
+const ALL: &[Stream] = &[
+    Stream::Stdout,
+    Stream::Stderr,
+    #[cfg(target_os = "linux")]
+    Stream::Journal,
+];
 /// Number of streams.
 const STREAMS: usize = 3;
 
@@ -174,11 +181,11 @@ impl Queue {
     }
 
     fn write_forever(&self, report_lost: fn(Stream, u64)) {
-        let mut lost = [0; STREAMS];
+        let mut losses = Losses::default();
         let mut is_torn = [false; STREAMS];
         loop {
             let (stream, line) = self.next();
-            let (lost, is_torn) = (&mut lost[stream as usize], &mut is_torn[stream as usize]);
+            let is_torn = &mut is_torn[stream as usize];
             let mut line = &line[..];
             let begin = if *is_torn { &b"\n"[..] } else { b"" };
             let written = write_all(stream, &mut { begin }).and_then(|()| {
@@ -186,20 +193,10 @@ impl Queue {
                 let length = line.len();
                 write_all(stream, &mut line).inspect_err(|_| *is_torn = line.len() < length)
             });
-            if written.is_err() {
-                *lost += 1;
-                LOST.fetch_add(1, Relaxed);
-            } else {
-                // The count comes after the lines that were in the queue when the others found it full.
-                let mut waiting = self.lock();
-                let has_room = waiting.bytes < MAX_QUEUED_BYTES / 2;
-                if has_room {
-                    *lost += std::mem::take(&mut waiting.lost[stream as usize]);
-                }
-                drop(waiting);
-                if has_room && *lost > 0 {
-                    report_lost(stream, std::mem::take(lost));
-                }
+            losses.written(stream, &written);
+            let due = losses.due(&mut self.lock());
+            for (stream, lines) in due {
+                report_lost(stream, lines);
             }
         }
     }
@@ -220,6 +217,40 @@ impl Queue {
                 .wait(waiting)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// The lines that were lost and that no line has counted yet.
+#[derive(Debug, Default)]
+struct Losses {
+    lines: [u64; STREAMS],
+    /// Streams whose last line could not be written.
+    fails: [bool; STREAMS],
+}
+
+impl Losses {
+    /// Takes note of how the writing of a line has ended.
+    fn written(&mut self, stream: Stream, result: &io::Result<()>) {
+        self.fails[stream as usize] = result.is_err();
+        if result.is_err() {
+            self.lines[stream as usize] += 1;
+            LOST.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns the numbers of lost lines that can be written now, by stream. They come after the lines that were in the
+    /// queue when the others found it full, also if nothing more is written to their stream.
+    fn due(&mut self, waiting: &mut Waiting) -> Vec<(Stream, u64)> {
+        if waiting.bytes >= MAX_QUEUED_BYTES / 2 {
+            return Vec::new();
+        }
+        let of_stream = |&stream: &Stream| {
+            let lines = &mut self.lines[stream as usize];
+            *lines += std::mem::take(&mut waiting.lost[stream as usize]);
+            let is_due = *lines > 0 && !self.fails[stream as usize];
+            is_due.then(|| (stream, std::mem::take(lines)))
+        };
+        ALL.iter().filter_map(of_stream).collect()
     }
 }
 
@@ -281,5 +312,21 @@ mod tests {
         let long = vec![b'x'; MAX_QUEUED_BYTES + 1];
         queue.push(Stream::Stderr, &long);
         assert_eq!(queue.next(), (Stream::Stderr, long), "it goes alone");
+    }
+
+    #[test]
+    fn lost_lines_are_counted_when_their_stream_takes_lines() {
+        let (mut losses, mut waiting) = (Losses::default(), Waiting::default());
+        waiting.bytes = MAX_QUEUED_BYTES;
+        waiting.lost = [2, 1, 0];
+        losses.written(Stream::Stderr, &Ok(()));
+        assert_eq!(losses.due(&mut waiting), [], "there is no room");
+        waiting.bytes = 0;
+        // Standard error has filled the queue, and nothing more is written to standard output.
+        losses.written(Stream::Stderr, &Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(losses.due(&mut waiting), [(Stream::Stdout, 2)]);
+        assert_eq!(losses.due(&mut waiting), []);
+        losses.written(Stream::Stderr, &Ok(()));
+        assert_eq!(losses.due(&mut waiting), [(Stream::Stderr, 2)]);
     }
 }
