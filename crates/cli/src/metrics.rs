@@ -24,6 +24,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
+use smbdirect::rdma::software::network::NetworkSettings;
 use tokio::task::JoinSet;
 
 pub(crate) use client::ask;
@@ -94,7 +95,9 @@ impl MetricsOptions {
         process::open();
         let sockets = match address {
             Endpoint::Address(address) => {
-                let listeners = transport::listen_tcp_all(address, DEFAULT_PORT).await;
+                let listeners =
+                    transport::listen_tcp_all(address, DEFAULT_PORT, &NetworkSettings::default())
+                        .await;
                 let listeners = listeners.of_kind(failure::Kind::Listen)?;
                 listeners.into_iter().map(Socket::Tcp).collect()
             }

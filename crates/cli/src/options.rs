@@ -327,6 +327,14 @@ impl CommonOptions {
         Config::new(settings).map_err(|error| usage(in_options(&error)))
     }
 
+    /// Returns the DSCP and the interface of the packets.
+    pub(crate) fn network(&self) -> NetworkSettings {
+        let mut network = NetworkSettings::default();
+        network.dscp = self.dscp.unwrap_or(network.dscp);
+        network.interface.clone_from(&self.interface);
+        network
+    }
+
     /// Returns the settings of RDMA, for an end that connects if `connect` is given.
     pub(crate) fn rdma(&self, connect: Option<&ConnectOptions>) -> RdmaSettings {
         let mut settings = RdmaSettings {
@@ -348,9 +356,7 @@ impl CommonOptions {
         roce.udp_port = self.udp_port.unwrap_or(roce.udp_port);
         roce.peer_udp_port = roce.udp_port;
         roce.cnp_dscp = self.cnp_dscp.unwrap_or(roce.cnp_dscp);
-        let mut network = NetworkSettings::default();
-        network.dscp = self.dscp.unwrap_or(network.dscp);
-        network.interface.clone_from(&self.interface);
+        let network = self.network();
         settings.iwarp.network = network.clone();
         settings.roce.network = network.clone();
         #[cfg(target_os = "linux")]

@@ -8,7 +8,7 @@ use smbdirect::rdma::roce::RoceConfig;
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
     Families, Rdma, RdmaSettings, canonical, check_transparent, close, connection_span,
-    explain_end, listen_tcp, listen_tcp_all, resolve, resolve_listen,
+    explain_end, listen_tcp, listen_tcp_all, listen_tcp_on, resolve, resolve_listen,
 };
 
 use crate::{

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::frame;
-use smbdirect_transport::{Address, Rdma, canonical, connect_tcp_from};
+use smbdirect_transport::{Address, Rdma, TcpOptions, canonical, connect_tcp_as};
 
 use super::{
     buffers::Buffers,
@@ -119,7 +119,11 @@ impl Service {
                 Peer::SmbDirect(connecting.await?)
             }
             Protocol::Tcp => {
-                let stream = connect_tcp_from(source, upstream, frame::PORT, limit).await?;
+                let options = TcpOptions {
+                    source,
+                    network: Some(&self.settings.network),
+                };
+                let stream = connect_tcp_as(&options, upstream, frame::PORT, limit).await?;
                 let address = stream
                     .peer_addr()
                     .context("the server closed the connection immediately")?;

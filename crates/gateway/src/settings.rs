@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smbdirect::{Config, ConfigError};
+use smbdirect::{Config, ConfigError, rdma::software::network::NetworkSettings};
 
 /// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct Settings {
     pub to: Protocol,
     /// The address from which the gateway connects to the server.
     pub client_address: ClientAddress,
+    /// The DSCP and the interface of connections to the server by TCP.
+    pub network: NetworkSettings,
     /// The settings of SMB Direct connections, as [`connection_config`] returns them.
     pub config: Config,
     /// Longest time for connecting to the server.

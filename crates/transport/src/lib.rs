@@ -33,5 +33,8 @@ pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};
-pub use tcp::{check_transparent, connect_tcp, connect_tcp_from, listen_tcp, listen_tcp_all};
+pub use tcp::{
+    TcpOptions, check_transparent, connect_tcp, connect_tcp_as, listen_tcp, listen_tcp_all,
+    listen_tcp_on,
+};
 pub use throttle::Throttle;

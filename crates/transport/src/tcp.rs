@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use smbdirect::rdma::software::network::NetworkSettings;
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -77,23 +78,33 @@ pub async fn connect_tcp(
     default_port: u16,
     limit: Duration,
 ) -> Result<TcpStream> {
-    connect_tcp_from(None, address, default_port, limit).await
+    connect_tcp_as(&TcpOptions::default(), address, default_port, limit).await
 }
 
-/// Connects as [`connect_tcp`] does, from the address `source` with a free port, which may belong to another machine
-/// (IP_TRANSPARENT of Linux).
+/// How a connection by plain TCP leaves this machine. The defaults change nothing.
+#[derive(Clone, Debug, Default)]
+pub struct TcpOptions<'a> {
+    /// The address that the connection comes from, with a free port. It may belong to another machine (IP_TRANSPARENT
+    /// of Linux).
+    pub source: Option<IpAddr>,
+    /// The DSCP and the interface of the packets. Connections to loopback addresses have the DSCP only, because no other
+    /// interface leads to them.
+    pub network: Option<&'a NetworkSettings>,
+}
+
+/// Connects as [`connect_tcp`] does, with these options.
 ///
 /// # Errors
-/// As [`connect_tcp`], and if the system does not permit the address.
-pub async fn connect_tcp_from(
-    source: Option<IpAddr>,
+/// As [`connect_tcp`], and if the system does not permit the options.
+pub async fn connect_tcp_as(
+    options: &TcpOptions<'_>,
     address: &Address,
     default_port: u16,
     limit: Duration,
 ) -> Result<TcpStream> {
     let began = Instant::now();
     let mut addresses = resolve_within(limit, address, default_port).await?;
-    if let Some(source) = source {
+    if let Some(source) = options.source {
         addresses.retain(|address| address.is_ipv4() == source.is_ipv4());
         let family = if source.is_ipv4() { "IPv4" } else { "IPv6" };
         ensure!(
@@ -103,7 +114,7 @@ pub async fn connect_tcp_from(
     }
     let first = addresses[0];
     let connecting = first_of(addresses, |address| async move {
-        let connected = async { socket_from(source, address)?.connect(address).await };
+        let connected = async { connecting_socket(options, address)?.connect(address).await };
         connected
             .await
             .map_err(|error| cannot_connect(&error, address))
@@ -113,10 +124,15 @@ pub async fn connect_tcp_from(
     connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
 }
 
-/// Returns a socket to connect to `address`, from `source` if it is given.
-fn socket_from(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpSocket> {
+/// Returns a socket to connect to `address`.
+fn connecting_socket(options: &TcpOptions<'_>, address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = tcp_socket(address)?;
-    if let Some(source) = source {
+    if let Some(network) = options.network {
+        let mut network = network.clone();
+        network.interface.take_if(|_| address.ip().is_loopback());
+        network.apply(&SockRef::from(&socket))?;
+    }
+    if let Some(source) = options.source {
         be_transparent(&socket)?;
         socket.bind(SocketAddr::new(source, 0))?;
     }
@@ -149,18 +165,26 @@ pub fn check_transparent() -> io::Result<()> {
 /// # Errors
 /// The reason, and what to try.
 pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
-    bind(resolve_listen(address, default_port, Families::Both).await?)
+    let network = NetworkSettings::default();
+    bind(
+        resolve_listen(address, default_port, Families::Both).await?,
+        &network,
+    )
 }
 
 /// Listens on each address of `address` for plain TCP; without a host, on every address of the machine. Logs the
-/// addresses on which it cannot listen.
+/// addresses on which it cannot listen. Connections that are accepted have the settings of `network` as well.
 ///
 /// # Errors
 /// It can listen on none of them: the reason, and what to try.
-pub async fn listen_tcp_all(address: &Address, default_port: u16) -> Result<Vec<TcpListener>> {
+pub async fn listen_tcp_all(
+    address: &Address,
+    default_port: u16,
+    network: &NetworkSettings,
+) -> Result<Vec<TcpListener>> {
     let addresses = resolve_listen_all(address, default_port, Families::Both).await?;
     let bound = bind_all(addresses, async |address| {
-        let listener = bind(address)?;
+        let listener = bind(address, network)?;
         let port = listener.local_addr()?.port();
         Ok((listener, port))
     });
@@ -198,10 +222,24 @@ pub(crate) async fn bind_all<T>(
     Ok(bound)
 }
 
+/// Listens for plain TCP on a socket that was opened elsewhere, with the settings of `network`. Must be called within a
+/// tokio runtime.
+///
+/// # Errors
+/// The system does not permit the settings.
+pub fn listen_tcp_on(
+    socket: std::net::TcpListener,
+    network: &NetworkSettings,
+) -> io::Result<TcpListener> {
+    network.apply(&SockRef::from(&socket))?;
+    TcpListener::from_std(socket)
+}
+
 /// Listens on an address for plain TCP.
-fn bind(address: SocketAddr) -> Result<TcpListener> {
+fn bind(address: SocketAddr, network: &NetworkSettings) -> Result<TcpListener> {
     let bind = || {
         let socket = tcp_socket(address)?;
+        network.apply(&SockRef::from(&socket))?;
         // As tokio does, so that a server can start again while old connections are in TIME_WAIT.
         #[cfg(not(windows))]
         socket.set_reuseaddr(true)?;
@@ -212,4 +250,73 @@ fn bind(address: SocketAddr) -> Result<TcpListener> {
         socket.listen(BACKLOG)
     };
     bind().map_err(|error: io::Error| cannot_listen(&text::plain(&error), error.kind(), address))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn network(dscp: u8, interface: &str) -> NetworkSettings {
+        let mut network = NetworkSettings::default();
+        network.dscp = dscp;
+        network.interface = Some(interface.to_owned());
+        network
+    }
+
+    /// Returns the DSCP and the interface of a connection.
+    fn of(stream: &TcpStream) -> (u32, Option<Vec<u8>>) {
+        let socket = SockRef::from(stream);
+        let class = match stream.local_addr().unwrap() {
+            SocketAddr::V4(_) => socket.tos_v4(),
+            SocketAddr::V6(_) => socket.tclass_v6(),
+        };
+        (class.unwrap() >> 2, socket.device().unwrap())
+    }
+
+    #[tokio::test]
+    async fn both_ends_of_a_connection_have_the_settings_of_the_network() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let here = host.parse().unwrap();
+            let Ok(listeners) = listen_tcp_all(&here, 0, &network(26, "lo")).await else {
+                // This machine has no IPv6.
+                continue;
+            };
+            let listener = &listeners[0];
+            let address = listener.local_addr().unwrap().to_string();
+            let address = address.parse().unwrap();
+            // No other interface leads to a loopback address.
+            let other = network(46, "missing0");
+            let options = TcpOptions {
+                network: Some(&other),
+                ..TcpOptions::default()
+            };
+            let connecting = connect_tcp_as(&options, &address, 0, LIMIT);
+            let (connected, accepted) = tokio::join!(connecting, listener.accept());
+            assert_eq!(of(&connected.unwrap()), (46, None), "{host}");
+            let lo = Some(b"lo".to_vec());
+            assert_eq!(of(&accepted.unwrap().0), (26, lo), "{host}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_interface_that_is_missing_is_named() {
+        let network = network(0, "missing0");
+        let options = TcpOptions {
+            network: Some(&network),
+            ..TcpOptions::default()
+        };
+        let elsewhere = "192.0.2.1:445".parse().unwrap();
+        let connected = connect_tcp_as(&options, &elsewhere, 0, LIMIT).await;
+        let here = "127.0.0.1:0".parse().unwrap();
+        let listening = listen_tcp_all(&here, 0, &network).await;
+        for error in [connected.unwrap_err(), listening.unwrap_err()] {
+            let text = format!("{error:#}");
+            assert!(
+                text.contains("interface missing0: No such device"),
+                "{text}"
+            );
+        }
+    }
 }

@@ -80,6 +80,7 @@ impl Gateway {
             from: self.from.into(),
             to: self.to.into(),
             client_address: self.clients.client_address.into(),
+            network: self.options.network(),
             config: connection_config(settings)?,
             connect_timeout: self.connect.connect_timeout,
             memory: self.memory,

@@ -6,7 +6,6 @@ use anyhow::Result;
 use smbdirect_gateway::ClientListener;
 use smbdirect_smb::frame;
 use smbdirect_transport::Rdma;
-use tokio::net::TcpListener;
 
 use super::{Gateway, Kind};
 use crate::{
@@ -36,6 +35,7 @@ impl Listeners {
         let end =
             |address, passed| transport::accepting_end(&options.options, connect, address, passed);
         let listen = options.listen()?;
+        let network = options.options.network();
         let mut listeners = Vec::new();
         let (rdma, capture) = match options.from {
             Kind::Tcp => end(options.upstream()?.first(), None)?,
@@ -45,7 +45,8 @@ impl Listeners {
         for Passed { socket, .. } in passed {
             match options.from {
                 Kind::Tcp => {
-                    listeners.push(ClientListener::Tcp(TcpListener::from_std(socket)?));
+                    let listener = transport::listen_tcp_on(socket, &network)?;
+                    listeners.push(ClientListener::Tcp(listener));
                 }
                 Kind::Smbdirect => {
                     let (rdma, _) = end(listen.first(), Some(socket))?;
@@ -60,7 +61,7 @@ impl Listeners {
         for address in own {
             match options.from {
                 Kind::Tcp => {
-                    let found = transport::listen_tcp_all(address, frame::PORT).await;
+                    let found = transport::listen_tcp_all(address, frame::PORT, &network).await;
                     let found = found.of_kind(failure::Kind::Listen)?;
                     listeners.extend(found.into_iter().map(ClientListener::Tcp));
                 }

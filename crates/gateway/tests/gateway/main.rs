@@ -16,7 +16,7 @@ use std::{
 };
 
 use serde_json::Value;
-use smbdirect::Config;
+use smbdirect::{Config, rdma::software::network::NetworkSettings};
 use smbdirect_gateway::{
     ClientAddress, ClientListener, Gateway, Live, Protocol, Service, Settings, connection_config,
 };
@@ -151,6 +151,7 @@ fn settings(from: Kind, to: Kind, memory: u64) -> Settings {
         from: protocol(from),
         to: protocol(to),
         client_address: ClientAddress::Own,
+        network: NetworkSettings::default(),
         config: config.unwrap(),
         connect_timeout: Duration::from_secs(10),
         memory,

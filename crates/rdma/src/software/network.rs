@@ -36,7 +36,7 @@ impl NetworkSettings {
     ///
     /// # Errors
     /// The interface does not exist or may not be used, the DSCP is too large, or the system is not Linux.
-    pub(crate) fn apply(&self, socket: &SockRef<'_>) -> io::Result<()> {
+    pub fn apply(&self, socket: &SockRef<'_>) -> io::Result<()> {
         self.apply_interface(socket)?;
         self.apply_dscp(socket)
     }
