@@ -12,6 +12,7 @@ mod output;
 mod registry;
 mod reload;
 mod services;
+mod transparent;
 
 use std::{env, path::PathBuf, time::Duration};
 
@@ -33,6 +34,7 @@ use crate::{
 use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
 use services::Services;
+use transparent::Transparent;
 
 /// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -244,7 +246,9 @@ impl Gateway {
         let of_process = &planned[0].options;
         options::set_verbosity(of_process.options.verbose);
         let report = Report::new(of_process.options.json);
+        let transparent = Transparent::of(&planned);
         if let (true, Some(file)) = (is_check, &file) {
+            transparent.warn_of_missing_routes().await;
             report.line(format_args!("{} is valid", file.name()));
             return Ok(true);
         }
@@ -270,6 +274,8 @@ impl Gateway {
             started = starting => started?,
             () = signals.interrupted.wait() => return Ok(true),
         };
+        // It does not delay clients.
+        tokio::spawn(transparent.warn_of_missing_routes());
         tokio::select! {
             served = signals.serve(services) => served?,
             () = systemd::keep_watchdog_quiet() => {}

@@ -100,6 +100,11 @@ impl Live {
 pub struct Network(IpNet);
 
 impl Network {
+    /// Returns an address of the network, and the number of the leading bits that its addresses have in common.
+    pub fn prefix(&self) -> (IpAddr, u8) {
+        (self.0.addr(), self.0.prefix_len())
+    }
+
     fn contains(self, client: IpAddr) -> bool {
         self.0.contains(&client.to_canonical())
     }

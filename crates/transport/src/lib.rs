@@ -18,6 +18,8 @@ mod explain;
 mod kind;
 mod negotiated;
 mod rdma;
+#[cfg(target_os = "linux")]
+mod routes;
 mod side_by_side;
 mod tcp;
 
@@ -33,6 +35,8 @@ pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};
+#[cfg(target_os = "linux")]
+pub use routes::{MissingRoutes, Prefix, missing_routes};
 pub use tcp::{
     TcpOptions, check_transparent, connect_tcp, connect_tcp_as, listen_tcp, listen_tcp_all,
     listen_tcp_on,

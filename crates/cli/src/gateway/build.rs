@@ -4,10 +4,7 @@ use anyhow::Result;
 use smbdirect_gateway::{Live, Settings, connection_config};
 use tracing::warn;
 
-use super::{
-    Gateway, Kind, Planned,
-    cluster::{Addresses, ClientAddress},
-};
+use super::{Gateway, Kind, Planned, cluster::Addresses};
 use crate::{
     options::{SMB_MESSAGE_BYTES, usage},
     report, resources, transport,
@@ -97,25 +94,6 @@ impl Gateway {
     pub(super) fn upstream(&self) -> Result<&Addresses> {
         let missing = || usage("upstream is missing; give an address");
         self.upstream.as_ref().ok_or_else(missing)
-    }
-
-    /// Checks that the gateway can have the address of its clients, if that is wanted.
-    fn check_client_address(&self) -> Result<()> {
-        if self.clients.client_address != ClientAddress::Transparent {
-            return Ok(());
-        }
-        if self.to != Kind::Tcp {
-            return Err(usage(
-                "--client-address transparent is for servers on TCP: --to tcp",
-            ));
-        }
-        transport::check_transparent().map_err(|error| {
-            usage(format!(
-                "--client-address transparent is not permitted: {}; it needs CAP_NET_ADMIN or CAP_NET_RAW \
-                 (AmbientCapabilities= of the unit), and Linux",
-                report::plain(&error)
-            ))
-        })
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     output::{self, Event},
     registry::Registry,
     reload::{self, Difference},
+    transparent::Transparent,
 };
 use crate::{
     options,
@@ -252,6 +253,7 @@ impl Services {
         let removed = self.running.keys().filter(|&name| !names.contains(name));
         let mut change = Change {
             removed: removed.cloned().collect(),
+            transparent: Transparent::of(&planned),
             ..Change::default()
         };
         let mut new = Vec::new();
@@ -282,6 +284,7 @@ impl Services {
             ..Reloaded::default()
         };
         options::set_verbosity(change.verbose);
+        tokio::spawn(change.transparent.warn_of_missing_routes());
         let with_service = |service: &str, keys: Vec<String>| -> Vec<String> {
             let of_service = |key: String| {
                 if self.has_tables && !OF_PROCESS.contains(&key.as_str()) {
@@ -384,6 +387,7 @@ struct Change {
     changed: Vec<(String, Difference, Live)>,
     added: Vec<Started>,
     removed: Vec<String>,
+    transparent: Transparent,
     verbose: u8,
 }
 
