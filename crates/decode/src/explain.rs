@@ -23,7 +23,7 @@ mod verdict;
 use std::collections::BTreeMap;
 
 use self::{
-    assembly::Assembly,
+    assembly::{Assembly, Message},
     operations::{Operations, nanos},
     path::{Path, Signs},
     timeline::{Mark, Timeline, What},
@@ -83,6 +83,8 @@ struct Connection {
     /// Whether each end had send credits to spare in the last mark.
     had_credits: [Option<bool>; 2],
     gaps: u64,
+    /// Messages whose SMB2 header is not all in the capture.
+    headless: u64,
     has_ended: bool,
 }
 
@@ -155,10 +157,19 @@ impl Explain {
         }
         let counts = self.streams.counts();
         let cut = counts.cut + counts.roce.cut;
-        if cut > 0 {
+        let headless: u64 = self
+            .connections
+            .values()
+            .map(|connection| connection.headless)
+            .sum();
+        if headless > 0 {
             let line = format!(
-                "{cut} packets are cut short, and requests with them: capture whole packets (tcpdump -s 0)."
+                "{headless} messages are cut before the end of their SMB2 header, and cannot be explained: capture 256 bytes of each packet, or all (tcpdump -s 256, -s 0)."
             );
+            unseen.insert(0, line);
+        } else if cut > 0 {
+            let line =
+                format!("{cut} packets are cut short; what is in their headers is explained.");
             unseen.insert(0, line);
         }
         if self.ignored > 0 {
@@ -228,6 +239,7 @@ impl Connection {
             fewest_send_credits: [None; 2],
             had_credits: [None; 2],
             gaps: 0,
+            headless: 0,
             has_ended: false,
         }
     }
@@ -239,7 +251,14 @@ impl Connection {
         match &event.kind {
             EventKind::DataTransfer(_) => {
                 self.send_credits(event);
-                if let Some(message) = self.assembly.event(event) {
+                let lacks_header = self.assembly.lacks_header(event);
+                let message = self.assembly.event(event);
+                if lacks_header || message.as_ref().is_some_and(Message::is_headless) {
+                    self.headless += 1;
+                    self.assembly.lost();
+                    let at = event.position;
+                    self.with_operations(|operations, marks| operations.lost(at, marks));
+                } else if let Some(message) = message {
                     let from_start = self.from_start;
                     self.with_operations(|operations, marks| {
                         operations.message(&message, from_start, marks);

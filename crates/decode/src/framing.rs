@@ -62,6 +62,8 @@ pub(crate) struct Framer {
     phase: Phase,
     /// The head of an FPDU whose later part is not in the capture.
     cut: Option<Vec<u8>>,
+    /// The bytes that were passed over before the FPDU in `cut`, if the boundaries were unknown.
+    found: Option<u64>,
     /// Number of bytes after the gap that still belong to it.
     skip: u64,
     /// The offset of FPDUs modulo 4, if it is known.
@@ -87,6 +89,8 @@ enum Phase {
 const BUDGET_PER_BYTE: usize = 16;
 const BUDGET: usize = 1 << 20;
 
+/// Bytes of an untagged message that a decoder needs: those of an RDMA Read Request, and the header of a Data Transfer.
+const MIN_PAYLOAD_BYTES: usize = ReadRequest::LENGTH;
 const CRC_LENGTH: usize = mpa::Fpdu::CRC_LENGTH;
 const LENGTH_LENGTH: usize = mpa::Fpdu::HEADER_LENGTH;
 
@@ -106,6 +110,10 @@ impl Framer {
                 self.buffer.extend_from_slice(&bytes[skipped as usize..]);
             }
             Piece::Gap(gap) => self.gap(gap),
+            Piece::Cut(gap) => {
+                self.find_cut(gap);
+                self.gap(gap);
+            }
             Piece::Begins { .. } | Piece::End { .. } => {}
         }
     }
@@ -127,6 +135,42 @@ impl Framer {
     /// Returns whether all bytes have been decoded.
     pub(crate) fn is_between_frames(&self) -> bool {
         self.start == self.buffer.len() && self.cut.is_none()
+    }
+
+    /// Returns whether a cut of this many bytes leaves the boundaries known, and the headers of the FPDU in the capture.
+    pub(crate) fn survives_cut(&self, gap: u64) -> bool {
+        if self.cut.is_some() {
+            return self.skip >= gap;
+        }
+        let have = self.buffer.len() - self.start;
+        let is_tagged = self.buffer.get(self.start + LENGTH_LENGTH);
+        let is_tagged = is_tagged.is_some_and(|control| control & 0x80 != 0);
+        let least = if is_tagged {
+            LENGTH_LENGTH + Tagged::LENGTH
+        } else {
+            LENGTH_LENGTH + Untagged::LENGTH + MIN_PAYLOAD_BYTES
+        };
+        matches!(self.phase, Phase::Frames)
+            && have >= least
+            && self
+                .fpdu_length()
+                .is_some_and(|length| have as u64 + gap <= length as u64)
+    }
+
+    /// Accepts an FPDU at the beginning of a packet that is cut. Its CRC cannot be checked, but senders begin packets with
+    /// FPDUs.
+    fn find_cut(&mut self, gap: u64) {
+        let Phase::Lost { skipped } = self.phase else {
+            return;
+        };
+        let is_aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
+        let is_fpdu = matches!(plausible(&self.buffer), Some(Some(_)));
+        let length = self.fpdu_length().unwrap_or(0);
+        if is_aligned && is_fpdu && length as u64 == self.buffer.len() as u64 + gap {
+            self.phase = Phase::Frames;
+            self.alignment = Some(self.position % 4);
+            self.found = Some(skipped);
+        }
     }
 
     fn gap(&mut self, gap: u64) {
@@ -169,6 +213,9 @@ impl Framer {
 
     /// Returns the next frame; `crc` says whether CRCs are in use, if that is known.
     pub(crate) fn next(&mut self, crc: Option<bool>) -> Option<Frame<'_>> {
+        if let Some(skipped) = self.found.take() {
+            return Some(Frame::InStep { skipped });
+        }
         if self.skip == 0
             && let Some(cut) = self.cut.take()
         {

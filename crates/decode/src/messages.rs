@@ -148,8 +148,14 @@ impl Iwarp {
         if framers[side].is_between_frames() {
             state.directions[side].fpdu_began = position;
         }
+        // The headers of a packet that is cut say how long the rest is.
+        let gap = match *piece {
+            Piece::Gap(bytes) => Some(bytes),
+            Piece::Cut(bytes) => (!framers[side].survives_cut(bytes)).then_some(bytes),
+            _ => None,
+        };
         framers[side].take(piece);
-        if let Piece::Gap(bytes) = *piece {
+        if let Some(bytes) = gap {
             if !state.expected {
                 return false;
             }

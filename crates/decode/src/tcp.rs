@@ -37,6 +37,8 @@ pub(crate) enum Piece<'a> {
     Bytes(&'a [u8]),
     /// This many bytes are not in the capture.
     Gap(u64),
+    /// This many bytes at the end of a packet are not in the capture, which keeps only the beginning of packets.
+    Cut(u64),
     /// The end: TCP was closed or reset.
     End {
         reset: bool,
@@ -336,7 +338,7 @@ impl Connection {
             if is_rest {
                 let gap = end - this.next;
                 this.next = end;
-                sink(side, Piece::Gap(gap as u64), held.position);
+                sink(side, Piece::Cut(gap as u64), held.position);
             } else {
                 this.wait_for_rest(end, &held);
             }

@@ -20,6 +20,13 @@ pub(crate) struct Message {
     pub(crate) length: u64,
 }
 
+impl Message {
+    /// Returns whether the capture lacks a part of its SMB2 header.
+    pub(crate) fn is_headless(&self) -> bool {
+        self.protocol == Protocol::Smb2 && self.head.len() < Header::LENGTH
+    }
+}
+
 /// Puts the messages of a connection together.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
@@ -55,6 +62,17 @@ impl Assembly {
     /// Forgets the messages that have not ended, because the capture lacks something.
     pub(crate) fn lost(&mut self) {
         self.partial = [None, None];
+    }
+
+    /// Returns whether the capture lacks so much of a Data Transfer that it is unknown whether a message begins in it.
+    pub(crate) fn lacks_header(&self, event: &Event) -> bool {
+        let EventKind::DataTransfer(transfer) = &event.kind else {
+            return false;
+        };
+        let kept = event.extra.content.len() as u64;
+        let is_continued = matches!(transfer.payload, Payload::Continued);
+        let needed = u64::from(transfer.data_offset) + u64::from(transfer.data_length).min(4);
+        transfer.data_length > 0 && !is_continued && kept < needed
     }
 
     /// Takes an event, and returns the message that it completes.

@@ -7,7 +7,7 @@ use pcap_file::{
     DataLink, TsResolution,
     pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter},
 };
-use smbdirect_decode::{Cause, Explanation, Phase};
+use smbdirect_decode::{Cause, ConnectionReport, Explanation, Phase};
 use smbdirect_test::talk::{ACK, I, R, Talk};
 
 use super::{
@@ -179,11 +179,43 @@ fn cut(mut records: Vec<Record>, length: usize) -> Vec<u8> {
     capture(records)
 }
 
+/// The headers of a request with one buffer end within 230 bytes of its packet.
 #[test]
-fn cut_packets_are_named_and_mislead_nobody() {
-    for length in [128, 256, 1024] {
+fn the_headers_of_cut_packets_are_enough() {
+    for run in [SLOW, HEALTHY] {
+        let whole = explain(&capture(modelled(&run, 40_000)));
+        for length in [256, 1024] {
+            let explanation = explain(&cut(modelled(&run, 40_000), length));
+            does_not_see(
+                &explanation,
+                "packets are cut short; what is in their headers",
+            );
+            assert_eq!(causes(&explanation), causes(&whole), "{length}");
+            assert_eq!(explanation.verdict.limit, whole.verdict.limit, "{length}");
+            let [cut, whole] = [&explanation, &whole].map(|one| &one.connections[0]);
+            assert_eq!(cut.path.gaps, 0, "{length}");
+            assert_eq!(cut.rdma_bytes, whole.rdma_bytes, "{length}");
+            let requests = |one: &ConnectionReport| -> u64 {
+                one.requests.iter().map(|kind| kind.requests).sum()
+            };
+            assert_eq!(requests(cut), requests(whole), "{length}");
+            for (phase, of_whole) in cut.phases.iter().zip(&whole.phases) {
+                let difference = (phase.seconds - of_whole.seconds).abs();
+                assert!(difference < 0.01 * whole.seconds, "{length}: {phase:?}");
+            }
+            adds_up(&explanation);
+        }
+    }
+}
+
+#[test]
+fn packets_without_smb2_headers_are_named_and_mislead_nobody() {
+    for length in [60, 74, 80, 100, 128, 150] {
         let explanation = explain(&cut(modelled(&SLOW, 40_000), length));
-        does_not_see(&explanation, "packets are cut short");
+        assert!(!explanation.unseen.is_empty(), "{length}");
+        if length > 100 {
+            does_not_see(&explanation, "before the end of their SMB2 header");
+        }
         let named = causes(&explanation);
         let first = named.first().unwrap_or(&Cause::SlowServer);
         assert_eq!(first, &Cause::SlowServer, "{length}: {named:?}");
