@@ -381,6 +381,7 @@ impl Connection {
             by_client: true,
             has_data: false,
             acknowledges: false,
+            bytes: 0,
         };
         self.mark(time, frame, what);
         self.timeline.finish(self.path.round_trips());

@@ -164,9 +164,10 @@ impl Framer {
             return;
         };
         let is_aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
-        let is_fpdu = matches!(plausible(&self.buffer), Some(Some(_)));
         let length = self.fpdu_length().unwrap_or(0);
-        if is_aligned && is_fpdu && length as u64 == self.buffer.len() as u64 + gap {
+        let fits = length as u64 == self.buffer.len() as u64 + gap;
+        let is_fpdu = plausible(&self.buffer).flatten();
+        if is_aligned && is_fpdu.is_some_and(|is_strong| is_strong || fits) {
             self.phase = Phase::Frames;
             self.alignment = Some(self.position % 4);
             self.found = Some(skipped);

@@ -16,7 +16,18 @@ pub(super) struct Account {
     pub(super) outstanding_time: u64,
     pub(super) most_outstanding: u32,
     run: Option<(Cause, Interval)>,
+    /// Bytes that were sent for the first time: all, and those while others were lost.
+    bytes: u64,
+    bytes_in_loss: u64,
+    /// The interval of [`RATE_INTERVAL`] of the last packet, its bytes, and the most bytes of an interval.
+    interval: (u64, u64),
+    most_bytes: u64,
 }
+
+/// The highest rate of a connection is that of an interval of this length, in nanoseconds.
+const RATE_INTERVAL: u64 = 10_000_000;
+/// A connection whose mean rate is this part of its highest one fills its path, whatever is lost.
+const FULL_PART: f64 = 0.8;
 
 /// The time of a cause, and its longest intervals.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +78,33 @@ impl Account {
             self.outstanding_time += time;
             self.most_outstanding = self.most_outstanding.max(outstanding);
         }
+    }
+
+    /// Counts the bytes of packets.
+    pub(super) fn packet(&mut self, time: u64, bytes: u32, is_in_loss: bool) {
+        let bytes = u64::from(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+        if is_in_loss {
+            self.bytes_in_loss = self.bytes_in_loss.saturating_add(bytes);
+        }
+        let (number, sum) = &mut self.interval;
+        if *number != time / RATE_INTERVAL {
+            (*number, *sum) = (time / RATE_INTERVAL, 0);
+        }
+        *sum = sum.saturating_add(bytes);
+        self.most_bytes = self.most_bytes.max(*sum);
+    }
+
+    /// Returns the part of a time with losses that they have not cost, because the path was full: the bytes that were sent
+    /// meanwhile take that time at the highest rate.
+    pub(super) fn used_in_loss(&self, time: u64) -> u64 {
+        let [idle, setup] = [Phase::Idle, Phase::Setup].map(|phase| self.phases[phase as usize]);
+        let active = self.total().saturating_sub(idle.saturating_add(setup));
+        let highest = self.most_bytes.max(1) as f64 / RATE_INTERVAL as f64;
+        if (self.bytes as f64) < FULL_PART * highest * active as f64 {
+            return 0;
+        }
+        ((self.bytes_in_loss as f64 / highest) as u64).min(time)
     }
 
     /// Ends a run of intervals of one cause.

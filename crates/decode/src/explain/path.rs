@@ -30,6 +30,8 @@ pub(super) struct Path {
     recovery: Option<(u64, u32, u32)>,
     /// The time and the sort of the last packet that was marked.
     last: Option<(u64, [bool; 3])>,
+    /// Bytes of packets that were not marked since.
+    unmarked_bytes: u32,
     pub(super) report: PathReport,
 }
 
@@ -121,7 +123,9 @@ impl Path {
         signs: &mut Signs,
     ) {
         let has_data = packet.length > 0;
-        self.mark_packet(now, [by_client, has_data, packet.acknowledges], signs);
+        let bytes = if packet.sent_again { 0 } else { packet.length };
+        let sort = [by_client, has_data, packet.acknowledges];
+        self.mark_packet(now, sort, bytes, signs);
         if let Some(round_trip) = packet.round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
             self.round_trip(!by_client, nanos);
@@ -182,7 +186,8 @@ impl Path {
     }
 
     /// Marks a packet, unless another one like it was marked just before.
-    fn mark_packet(&mut self, now: u64, sort: [bool; 3], signs: &mut Signs) {
+    fn mark_packet(&mut self, now: u64, sort: [bool; 3], bytes: u32, signs: &mut Signs) {
+        self.unmarked_bytes = self.unmarked_bytes.saturating_add(bytes);
         let is_same = |&(time, before): &(u64, [bool; 3])| {
             before == sort && now.saturating_sub(time) < PACKET_INTERVAL
         };
@@ -195,6 +200,7 @@ impl Path {
             by_client,
             has_data,
             acknowledges,
+            bytes: std::mem::take(&mut self.unmarked_bytes),
         };
         signs.marks.push((now, what));
     }
@@ -214,7 +220,8 @@ impl Path {
         let is_again = packet.repeated == Repeated::SentAgain;
         if opcode.is_response() {
             let is_ack = opcode == Opcode::Acknowledge;
-            self.mark_packet(now, [by_client, !is_ack, is_ack], signs);
+            let bytes = if is_again { 0 } else { packet.length };
+            self.mark_packet(now, [by_client, !is_ack, is_ack], bytes, signs);
             let is_negative = packet.aeth.is_some_and(|aeth| {
                 matches!(aeth.syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
             });
@@ -226,7 +233,8 @@ impl Path {
             }
             return;
         }
-        self.mark_packet(now, [by_client, true, false], signs);
+        let bytes = if is_again { 0 } else { packet.length };
+        self.mark_packet(now, [by_client, true, false], bytes, signs);
         let end = &mut self.ends[usize::from(!by_client)];
         if is_again {
             end.send_again(psn, packet.length, now);

@@ -28,6 +28,8 @@ pub(super) enum What {
         by_client: bool,
         has_data: bool,
         acknowledges: bool,
+        /// Bytes since the mark of the last packet that were not sent before.
+        bytes: u32,
     },
     /// The client has logged in.
     Ready,
@@ -201,6 +203,9 @@ impl Timeline {
             self.now = mark.time;
         }
         self.frame = mark.frame;
+        if let What::Packet { bytes, .. } = mark.what {
+            self.account.packet(mark.time, bytes, self.state.losses > 0);
+        }
         if matches!(mark.what, What::Ready) {
             self.is_in_setup = false;
         }
@@ -298,6 +303,7 @@ impl Timeline {
                 by_client,
                 has_data,
                 acknowledges,
+                ..
             } => (acknowledges && !has_data, Some(by_client)),
             _ => (false, None),
         };

@@ -59,7 +59,12 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
         };
         phases.iter().map(usual).fold(0, u64::saturating_add)
     };
-    let wire = of_phases(&[Phase::Request, Phase::Data, Phase::Response, Phase::Path]);
+    let in_losses = accounts().map(|account| {
+        let loss = account.causes.get(&Cause::Loss);
+        account.used_in_loss(loss.map_or(0, |total| total.time))
+    });
+    let wire = of_phases(&[Phase::Request, Phase::Data, Phase::Response, Phase::Path])
+        .saturating_add(in_losses.fold(0, u64::saturating_add));
     let server = of_phases(&[Phase::Server]);
     let limit = if wire == 0 && server == 0 {
         Limit::Client
@@ -117,7 +122,8 @@ pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
     }
 }
 
-/// Returns the causes of a connection. A slow end that also pauses within messages has a busy processor.
+/// Returns the causes of a connection. A slow end that also pauses within messages has a busy processor, and losses cost
+/// only the time in which less was sent than the path carries.
 fn causes(connection: &Connection) -> HashMap<Cause, Total> {
     let mut causes = connection.timeline.account.causes.clone();
     let pairs = [
@@ -134,6 +140,9 @@ fn causes(connection: &Connection) -> HashMap<Cause, Total> {
             busy.time += total.time;
             busy.longest.extend(total.longest);
         }
+    }
+    if let Some(total) = causes.get_mut(&Cause::Loss) {
+        total.time -= connection.timeline.account.used_in_loss(total.time);
     }
     causes
 }

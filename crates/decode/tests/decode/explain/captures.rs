@@ -3,7 +3,7 @@
 use std::{fs::File, path::Path};
 
 use flate2::read::GzDecoder;
-use smbdirect_decode::{Cause, Explain, Explanation, Packets};
+use smbdirect_decode::{Cause, Explain, Explanation, Limit, Packets};
 
 use super::causes;
 
@@ -50,4 +50,20 @@ fn the_cause_of_each_capture_is_named_first() {
             assert!((sum - connection.seconds).abs() < 1e-6, "{name}");
         }
     }
+}
+
+/// The path carries 200 Mbit/s and is full, with one packet in a thousand lost in the second capture.
+#[test]
+fn nothing_is_wrong_with_a_copy_that_fills_its_path() {
+    for name in ["full-path", "full-path-loss"] {
+        let explanation = explained(name);
+        let verdict = &explanation.verdict;
+        assert_eq!(causes(&explanation), [], "{name}: {verdict:#?}");
+        assert_eq!(verdict.limit, Limit::Wire, "{name}");
+        assert!(verdict.limit_share > 0.85, "{name}: {verdict:#?}");
+        let rate = verdict.bytes as f64 / verdict.seconds;
+        assert!(rate > 20e6, "{name}: {rate}");
+    }
+    let lost = &explained("full-path-loss").connections[0].path;
+    assert!(lost.sent_again >= 10, "{lost:?}");
 }
