@@ -38,7 +38,9 @@ impl Stalls {
     #[cold]
     pub(super) fn end_credit_stall(&mut self, now: Instant, statistics: &mut Statistics) {
         if let Some(since) = self.credit.take() {
-            statistics.credit_stall_time += now.saturating_duration_since(since);
+            let time = now.saturating_duration_since(since);
+            statistics.credit_stall_time += time;
+            statistics.credit_waits.record(time);
         }
     }
 

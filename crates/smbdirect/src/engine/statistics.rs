@@ -32,6 +32,8 @@ pub struct Statistics {
     pub credit_stalls: u64,
     /// Time during which messages waited for a send credit.
     pub credit_stall_time: Duration,
+    /// The waits for a send credit that have ended.
+    pub credit_waits: RoundTrips,
     /// Times that a message, read or write began to wait because the send queue of the queue pair
     /// was full.
     pub send_queue_stalls: u64,
@@ -85,6 +87,7 @@ impl AddAssign for Statistics {
             credits_received,
             credit_stalls,
             credit_stall_time,
+            credit_waits,
             send_queue_stalls,
             keepalives_sent,
             keepalives_received,
@@ -114,6 +117,7 @@ impl AddAssign for Statistics {
         self.credits_received += credits_received;
         self.credit_stalls += credit_stalls;
         self.credit_stall_time += credit_stall_time;
+        self.credit_waits += credit_waits;
         self.send_queue_stalls += send_queue_stalls;
         self.keepalives_sent += keepalives_sent;
         self.keepalives_received += keepalives_received;
@@ -133,18 +137,17 @@ impl AddAssign for Statistics {
     }
 }
 
-/// A histogram of round trip times, with fixed buckets.
+/// A histogram of times, with fixed buckets: of round trips, or of waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RoundTrips {
-    /// Number of round trips.
+    /// Number of times.
     pub count: u64,
-    /// Sum of all round trip times.
+    /// Sum of all times.
     pub sum: Duration,
-    /// The last round trip time.
+    /// The last time.
     pub last: Option<Duration>,
-    /// Number of round trips in each bucket of [`BOUNDS`](Self::BOUNDS). A round trip above the last bound is in
-    /// no bucket.
+    /// Number of times in each bucket of [`BOUNDS`](Self::BOUNDS). A time above the last bound is in no bucket.
     pub buckets: [u64; 12],
 }
 
@@ -165,7 +168,7 @@ impl RoundTrips {
         Duration::from_secs(10),
     ];
 
-    /// Counts a round trip.
+    /// Counts a time.
     #[cold]
     pub(super) fn record(&mut self, time: Duration) {
         self.count += 1;
@@ -242,6 +245,7 @@ mod tests {
             credits_received: 10 * unit,
             credit_stalls: 11 * unit,
             credit_stall_time: Duration::from_secs(12 * unit),
+            credit_waits: keepalive_round_trips,
             send_queue_stalls: 13 * unit,
             keepalives_sent: 14 * unit,
             keepalives_received: 15 * unit,

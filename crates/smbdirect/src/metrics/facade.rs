@@ -24,8 +24,8 @@ pub fn describe() {
 
 /// Passes every figure to the recorder of the `metrics` facade. Call it before each export.
 ///
-/// The histogram of keepalives needs no call: each round trip is recorded when it ends. The
-/// counters of the facade are whole numbers, so a total in seconds is a gauge there.
+/// The histogram of keepalives needs no call: each round trip is recorded when it ends. That of waits for send
+/// credits is only in [`snapshot`]. The counters of the facade are whole numbers, so a total in seconds is a gauge there.
 pub fn collect() {
     for family in snapshot().families() {
         for sample in family.samples {

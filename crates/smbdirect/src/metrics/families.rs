@@ -122,15 +122,25 @@ impl Snapshot {
         families.extend(FIGURES.iter().map(|&(name, help, kind, figure)| {
             Family::single(name, help, kind, figure(&self.statistics))
         }));
-        families.push(Family {
-            name: ROUND_TRIP,
-            help: "Times from sending a keepalive to the next message of the peer.",
+        let histogram = |name, help, times| Family {
+            name,
+            help,
             kind: Kind::Histogram,
             samples: vec![Sample {
                 labels: Vec::new(),
-                value: Value::Histogram(self.statistics.keepalive_round_trips),
+                value: Value::Histogram(times),
             }],
-        });
+        };
+        families.push(histogram(
+            ROUND_TRIP,
+            "Times from sending a keepalive to the next message of the peer.",
+            self.statistics.keepalive_round_trips,
+        ));
+        families.push(histogram(
+            "smbdirect_send_credit_wait_seconds",
+            "Times for which messages waited for a send credit.",
+            self.statistics.credit_waits,
+        ));
         families.extend(STATES.iter().map(|&(name, help, figure)| {
             let sum: u64 = active.clone().map(figure).sum();
             Family::single(name, help, Kind::Gauge, sum as f64)

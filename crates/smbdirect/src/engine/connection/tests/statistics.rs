@@ -109,6 +109,8 @@ fn a_wait_for_a_credit_is_one_stall_and_its_time() {
     bench.hear(grant(5));
     assert_eq!(stalls(&bench), (1, 2 * SECOND));
     assert_eq!(bench.engine.credit_stall(), None);
+    let waits = bench.engine.statistics().credit_waits;
+    assert_eq!((waits.count, waits.last), (1, Some(2 * SECOND)));
     assert_eq!(bench.sent().len(), 1);
     assert_eq!(stalls(&bench), (1, 2 * SECOND));
 }
