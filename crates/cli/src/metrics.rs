@@ -29,7 +29,10 @@ use tokio::task::JoinSet;
 
 pub(crate) use client::ask;
 pub(crate) use endpoint::Endpoint;
+#[cfg(feature = "top")]
+pub(crate) use process::ThreadStatus;
 pub(crate) use source::{Answer, Figures};
+pub(crate) use status::Waited;
 #[cfg(feature = "top")]
 pub(crate) use status::{ConnectionStatus, Status, Traffic};
 

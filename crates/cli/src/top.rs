@@ -81,8 +81,11 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   GRANTED                   credits granted to the peer / maximum
   STALLS/s                  how often per second a message had to wait for a send credit
   WAIT                      share of the time in which messages waited for one
-  WAITS FOR                 peer credits; own credits: the peer has used all that this end granted; send
-                            queue: it is full; messages: none moved; -: data moves without a wait
+  WAITS FOR                 what took most of the time: client: it asks for nothing; server: it has a request;
+                            window: data to or from the client waits for the network or its window; memory:
+                            --memory is used up; peer credits; own credits: the peer has used all that this
+                            end granted; CPU: a thread takes all of a core. Of a listener, or if messages are
+                            encrypted: also send queue: it is full; messages: none moved; -: none of these
   RTT                       last round trip of a keepalive
   REGIONS                   registered memory regions";
 

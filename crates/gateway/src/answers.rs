@@ -154,11 +154,11 @@ impl Placing<'_, '_> {
     /// Takes a grant for another chunk. If no memory is free, waits for the oldest chunks in flight.
     async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
         loop {
-            if let Some(grant) = self.exchange.answers.try_take(bytes) {
+            if let Some(grant) = self.exchange.try_answer_memory(bytes) {
                 return Ok(grant);
             }
             if self.chunks.is_empty() {
-                return Ok(self.exchange.answers.take(bytes).await);
+                return Ok(self.exchange.answer_memory(bytes).await);
             }
             self.finish_one().await?;
         }
@@ -166,7 +166,8 @@ impl Placing<'_, '_> {
 
     async fn finish_one(&mut self) -> Result<(), Stop> {
         if let Some((writing, chunk, grant)) = self.chunks.pop_front() {
-            writing.await.map_err(|fault| Stop::of_transfer(&fault))?;
+            let written = self.exchange.traffic.window(writing).await;
+            written.map_err(|fault| Stop::of_transfer(&fault))?;
             // A chunk without a grant is memory of the connection to the server.
             if grant.is_some() {
                 self.exchange.buffers.give_chunk(chunk);
@@ -185,7 +186,8 @@ async fn take_steps(relay: Relay<'_>, client: &Connection, message: Bytes) -> Re
         match step {
             Step::Place { data, to } => {
                 let length = data.len();
-                let written = client.write(&to, 0, data).await;
+                let writing = client.write(&to, 0, data);
+                let written = exchange.traffic.window(writing).await;
                 written.map_err(|fault| Stop::of_transfer(&fault))?;
                 exchange.traffic.read_by_rdma(length);
                 placed += length;

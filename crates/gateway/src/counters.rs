@@ -10,14 +10,15 @@ use serde::Serialize;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::{
     Refusal,
-    smb2::{Command, Flags, Header},
+    smb2::{Command, Flags, Header, Protocol},
 };
 use tokio::time::sleep;
 
 use crate::{
     peer::{Direction, Side, Stop},
     refused::Refused,
-    times::{AnswerTimes, Unanswered},
+    times::{AnswerTimes, Times},
+    waits::{Cause, Waited, Waits},
 };
 
 /// The counters of a gateway.
@@ -40,8 +41,12 @@ pub(super) struct Traffic {
     written_by_rdma: Moved,
     requests_passed: AtomicU64,
     requests_refused: AtomicU64,
-    unanswered: Unanswered,
+    /// What the session waits for.
+    waits: Waits,
+    /// Times of all sessions.
     answer_times: AnswerTimes,
+    client_waits: Times,
+    window_waits: Times,
 }
 
 /// Messages forwarded in one direction.
@@ -95,7 +100,14 @@ impl SessionTraffic<'_> {
     /// Recognises two kinds of message by their first bytes: a request that has no answer, and a message of the
     /// server that is not the final answer to a request. All others are timed.
     pub(super) fn received(self, direction: Direction, head: &[u8]) {
+        let waits = &self.session.waits;
         let Ok(header) = Header::decode(head) else {
+            if matches!(
+                Protocol::of(head),
+                Protocol::Encrypted | Protocol::Compressed
+            ) {
+                waits.set_opaque();
+            }
             return;
         };
         let is_unpaired = match direction {
@@ -113,11 +125,30 @@ impl SessionTraffic<'_> {
             }
             return;
         }
-        let (unanswered, now) = (&self.session.unanswered, Instant::now());
+        let now = Instant::now();
         match direction {
-            Direction::ToServer => unanswered.asked(&header, now),
-            Direction::ToClient => unanswered.answered(&header, now, &self.all.answer_times),
+            Direction::ToServer => waits.asked(&header, now, &self.all.client_waits),
+            Direction::ToClient => waits.answered(&header, now, &self.all.answer_times),
         }
+    }
+
+    /// Notes that the message of the server that was received last was forwarded.
+    pub(super) fn delivered(self) {
+        self.session.waits.delivered();
+    }
+
+    /// Waits for memory.
+    pub(super) async fn memory<T>(self, memory: impl Future<Output = T>) -> T {
+        self.session.waits.during(Cause::Memory, None, memory).await
+    }
+
+    /// Waits for a transfer to or from the client.
+    pub(super) async fn window<T>(self, transfer: impl Future<Output = T>) -> T {
+        let times = Some(&self.all.window_waits);
+        self.session
+            .waits
+            .during(Cause::Window, times, transfer)
+            .await
     }
 
     /// Counts the data of a READ that moved by RDMA, if there was any.
@@ -180,6 +211,19 @@ impl Traffic {
                 return;
             }
         }
+    }
+
+    /// Returns what the session has waited for; `None` if its messages cannot be recognised.
+    pub(super) fn waited(&self) -> Option<Waited> {
+        self.waits.waited()
+    }
+
+    /// Returns the histograms of what sessions wait for, besides memory, with their causes.
+    pub(super) const fn wait_times(&self) -> [(&'static str, &Times); 2] {
+        [
+            ("client", &self.client_waits),
+            ("window", &self.window_waits),
+        ]
     }
 
     pub(super) fn carried(&self) -> Carried {

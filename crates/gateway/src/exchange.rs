@@ -33,8 +33,8 @@ pub(super) struct Exchange<'a> {
     server_channel: Mutex<ServerChannel>,
     /// Memory that the server may access, by the MessageId of its request.
     regions: Mutex<HashMap<u64, Region>>,
-    pub(super) requests: Share,
-    pub(super) answers: Share,
+    requests: Share,
+    answers: Share,
     pub(super) buffers: Arc<Buffers>,
     pub(super) traffic: SessionTraffic<'a>,
     phases: Phases,
@@ -121,6 +121,21 @@ impl<'a> Exchange<'a> {
     /// Locks the translator of a server with RDMA. Do not hold the guard across an await.
     pub(super) fn server_channel(&self) -> MutexGuard<'_, ServerChannel> {
         lock(&self.server_channel)
+    }
+
+    /// Waits for memory for a request.
+    pub(super) async fn request_memory(&self, bytes: usize) -> Grant {
+        self.traffic.memory(self.requests.take(bytes)).await
+    }
+
+    /// Waits for memory for an answer.
+    pub(super) async fn answer_memory(&self, bytes: usize) -> Grant {
+        self.traffic.memory(self.answers.take(bytes)).await
+    }
+
+    /// Takes memory for an answer if it is free.
+    pub(super) fn try_answer_memory(&self, bytes: usize) -> Option<Grant> {
+        self.answers.try_take(bytes)
     }
 
     /// Returns a buffer of `length` bytes that contains no data of another session.

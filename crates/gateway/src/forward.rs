@@ -61,6 +61,10 @@ async fn forward_next(relay: Relay<'_>, from: &mut Source, to: &mut Sink) -> Res
     let message = relay.next(from).await?;
     match relay.direction {
         Direction::ToServer => requests::forward(relay, message, to).await,
-        Direction::ToClient => answers::forward(relay, message, to).await,
+        Direction::ToClient => {
+            answers::forward(relay, message, to).await?;
+            relay.exchange.traffic.delivered();
+            Ok(())
+        }
     }
 }

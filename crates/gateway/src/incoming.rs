@@ -145,7 +145,7 @@ impl<'a> Incoming<'a> {
                 }
             }
         };
-        unless_gone(gone, exchange.requests.take(bytes)).await
+        unless_gone(gone, exchange.request_memory(bytes)).await
     }
 }
 

@@ -45,6 +45,7 @@ mod state;
 mod tcp;
 mod times;
 mod turned_away;
+mod waits;
 
 pub use counters::Carried;
 pub use event::Event;
@@ -56,3 +57,4 @@ pub use service::Service;
 pub use settings::{ClientAddress, Protocol, Settings, connection_config};
 pub use state::SessionStatus;
 pub use turned_away::SinceLastLine;
+pub use waits::Waited;

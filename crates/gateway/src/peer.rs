@@ -184,6 +184,14 @@ impl Peer {
         }
     }
 
+    /// Returns the number of its SMB Direct connection, which the metrics have, too.
+    pub(super) fn connection_id(&self) -> Option<u64> {
+        match self {
+            Self::SmbDirect(connection) => Some(connection.id()),
+            Self::Tcp(..) => None,
+        }
+    }
+
     pub(super) fn negotiated(&self) -> Option<NegotiatedReport> {
         match self {
             Self::SmbDirect(connection) => Some(connection.negotiated().into()),

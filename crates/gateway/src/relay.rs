@@ -64,7 +64,7 @@ impl Relay<'_> {
     pub(super) async fn memory(self, message: &Incoming<'_>, bytes: usize) -> Result<Grant, Stop> {
         match self.direction {
             Direction::ToServer => message.memory_for_request(self.exchange, bytes).await,
-            Direction::ToClient => Ok(self.exchange.answers.take(bytes).await),
+            Direction::ToClient => Ok(self.exchange.answer_memory(bytes).await),
         }
     }
 
@@ -108,8 +108,8 @@ impl Relay<'_> {
                 let mut before = Bytes::copy_from_slice(&tcp::header(length).map_err(&failed)?);
                 while message.remaining() > 0 {
                     let piece = message.piece(length, buffers).await?;
-                    let written = to.write((&mut before).chain(piece.clone())).await;
-                    written.map_err(&failed)?;
+                    let writing = to.write((&mut before).chain(piece.clone()));
+                    self.to_peer(writing).await.map_err(&failed)?;
                     buffers.give_chunk(piece);
                 }
             }
@@ -129,10 +129,11 @@ impl Relay<'_> {
             Sink::SmbDirect(to) => self.send(to, message, invalidate, length).await,
             Sink::Tcp(to) => {
                 self.exchange.traffic.forwarded(self.direction, length);
-                to.put(message).await.map_err(failed(self.direction.to()))
+                let put = self.to_peer(to.put(message)).await;
+                put.map_err(failed(self.direction.to()))
             }
             Sink::Queue(queue) => {
-                let grant = self.exchange.requests.take(length).await;
+                let grant = self.exchange.request_memory(length).await;
                 queue.put(Piece::Begin(length)).await;
                 queue.put(Piece::Bytes(message, Some(grant))).await;
                 Ok(())
@@ -157,7 +158,16 @@ impl Relay<'_> {
         let sending = sending.map_err(failed)?;
         // Count before the wait: the peer may receive the message, and end the session, before this task continues.
         self.exchange.traffic.forwarded(direction, length);
-        let sent = sending.await;
+        let sent = self.to_peer(sending).await;
         sent.map_err(|error| Stop::of(direction.to(), &error))
+    }
+
+    /// Waits until the peer has taken what is sent. The wait for a client counts as one for its window; the wait for a
+    /// server is one of those for its answers.
+    async fn to_peer<T>(self, sending: impl Future<Output = T>) -> T {
+        match self.direction {
+            Direction::ToClient => self.exchange.traffic.window(sending).await,
+            Direction::ToServer => sending.await,
+        }
     }
 }

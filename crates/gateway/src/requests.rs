@@ -91,7 +91,7 @@ async fn fetch_in_pieces(
                 exchange.traffic.written_by_rdma(length);
                 for offset in (0..length).step_by(FETCH_BYTES) {
                     let size = FETCH_BYTES.min(length - offset);
-                    let grant = exchange.requests.take(region_size(size)).await;
+                    let grant = exchange.request_memory(region_size(size)).await;
                     let into = exchange.region(size);
                     let reading = client.read(&from, offset as u64, into);
                     queue.put(Piece::Fetched(reading, grant)).await;
@@ -135,10 +135,8 @@ pub(super) async fn send_pieces(
                 }
             }
             Piece::Fetched(reading, _grant) => {
-                let buffer = reading
-                    .await
-                    .map_err(|error| Stop::of_read(&error))?
-                    .freeze();
+                let read = exchange.traffic.window(reading).await;
+                let buffer = read.map_err(|error| Stop::of_read(&error))?.freeze();
                 missing -= buffer.len();
                 let before: Message = small.drain(..).collect();
                 let whole = before.chain(buffer.clone());
@@ -158,7 +156,7 @@ async fn fetch_and_send(
     server: &Connection,
 ) -> Result<(), Stop> {
     let exchange = relay.exchange;
-    let memory = |bytes| unless_gone(gone(client), exchange.requests.take(bytes));
+    let memory = |bytes| unless_gone(gone(client), exchange.request_memory(bytes));
     if let [Part::Bytes(head), Part::Remote { from, length }] = &*parts {
         let whole = head.len() + *length as usize;
         let offload = exchange.server_channel().request(head, whole)?;
@@ -209,7 +207,7 @@ async fn fetch_whole(
 ) -> Result<BytesMut, Stop> {
     exchange.traffic.written_by_rdma(length as usize);
     let into = exchange.region(length as usize);
-    let read = client.read(from, 0, into).await;
+    let read = exchange.traffic.window(client.read(from, 0, into)).await;
     read.map_err(|error| Stop::of_read(&error))
 }
 

@@ -302,13 +302,16 @@ impl Service {
             Kind::Gauge,
             memory.map(|(pool, _, limit)| of_pool((pool, limit))),
         ));
+        let [client, window] = self.counters.traffic.wait_times();
         families.push(Times::family(
-            "smbdirect_gateway_memory_wait_seconds",
-            "Times for which messages had to wait until memory was free.",
-            "pool",
+            "smbdirect_gateway_wait_seconds",
+            "Times for which sessions waited, by cause.",
+            "cause",
             &[
-                ("requests", self.requests.waits()),
-                ("answers", self.answers.waits()),
+                client,
+                window,
+                ("memory_requests", self.requests.waits()),
+                ("memory_answers", self.answers.waits()),
             ],
         ));
         families

@@ -65,6 +65,7 @@ impl Session {
         }
         let here = client.local();
         let negotiated = client.negotiated();
+        let client_id = client.connection_id();
         let is_tcp = matches!(client, Peer::Tcp(..));
         let (mut from_client, mut to_client) = client.split(self.live.stall_limit);
         let (phases, state) = (self.phases.clone(), self.state.clone());
@@ -75,6 +76,8 @@ impl Session {
         };
         match connected {
             Ok(connected) => {
+                let server_id = connected.server.connection_id();
+                self.state.set_connections([client_id, server_id]);
                 self.report_opened(negotiated, &connected);
                 self.carry_both(from_client, to_client, connected, is_tcp)
                     .await

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::{
     counters::{Carried, Traffic},
     memory::Holding,
+    waits::Waited,
 };
 
 /// The part of a session that others see.
@@ -36,6 +37,8 @@ struct Peers {
     server: Option<String>,
     upstream: Option<SocketAddr>,
     connected: Duration,
+    /// The numbers of its SMB Direct connections: to the client, and to the server.
+    connections: [Option<u64>; 2],
 }
 
 /// A session that is open.
@@ -56,6 +59,10 @@ pub struct SessionStatus {
     /// The traffic so far.
     #[serde(flatten)]
     pub carried: Carried,
+    /// The numbers of its SMB Direct connections: to the client, and to the server.
+    pub connections: [Option<u64>; 2],
+    /// What it has waited for; `None` if its messages are encrypted or compressed.
+    pub waited: Option<Waited>,
 }
 
 impl SessionState {
@@ -70,6 +77,7 @@ impl SessionState {
             server: None,
             upstream: None,
             connected: Duration::ZERO,
+            connections: [None; 2],
         };
         Self {
             id,
@@ -109,6 +117,11 @@ impl SessionState {
         peers.connected = connected;
     }
 
+    /// Notes the numbers of the SMB Direct connections to the client and to the server.
+    pub(super) fn set_connections(&self, connections: [Option<u64>; 2]) {
+        self.peers().connections = connections;
+    }
+
     pub(super) fn set_holding(&self, holding: [Holding; 2]) {
         // A session sets it once.
         let _ = self.holding.set(holding);
@@ -137,6 +150,8 @@ impl SessionState {
             seconds: self.since.elapsed().as_secs_f64(),
             memory_bytes: held.map(Holding::bytes).sum(),
             carried: self.traffic.carried(),
+            connections: peers.connections,
+            waited: self.traffic.waited(),
         }
     }
 }

@@ -1,22 +1,18 @@
-//! How long the server takes to answer, by operation, and how long messages wait for memory.
+//! Histograms: how long the server takes to answer, by operation, and how long sessions wait, by cause.
 
 use std::{
-    collections::HashMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use smbdirect::{
     RoundTrips,
     metrics::{Family, Kind, Sample, Value},
 };
-use smbdirect_smb::smb2::{Command, Header};
+use smbdirect_smb::smb2::Command;
 
 /// A histogram of times that tasks share.
 #[derive(Debug, Default)]
@@ -35,6 +31,12 @@ impl Times {
         if let Some(bucket) = bucket {
             self.buckets[bucket].fetch_add(1, Release);
         }
+    }
+
+    /// Returns the number of times.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
     }
 
     fn value(&self) -> Value {
@@ -75,7 +77,7 @@ pub(super) struct AnswerTimes {
 }
 
 impl AnswerTimes {
-    const fn of(&self, command: Command) -> &Times {
+    pub(super) const fn of(&self, command: Command) -> &Times {
         match command {
             Command::READ => &self.read,
             Command::WRITE => &self.write,
@@ -97,83 +99,21 @@ impl AnswerTimes {
     }
 }
 
-/// The requests of one session that the server has not answered, by MessageId.
-#[derive(Debug, Default)]
-pub(super) struct Unanswered(Mutex<HashMap<u64, (Command, Instant)>>);
-
-/// Most requests of a session that are timed at once: more than the SMB2 credits that servers grant. Further ones are
-/// not timed, so that a client without respect for credits takes no memory.
-const MAX_TIMED: usize = 8192;
-
-impl Unanswered {
-    /// Notes a request that has an answer.
-    pub(super) fn asked(&self, request: &Header, now: Instant) {
-        let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if requests.len() < MAX_TIMED {
-            requests.insert(request.message_id, (request.command, now));
-        }
-    }
-
-    /// Notes the final answer to a request, and records its time.
-    pub(super) fn answered(&self, answer: &Header, now: Instant, times: &AnswerTimes) {
-        let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let request = requests.remove(&answer.message_id);
-        drop(requests);
-        if let Some((command, asked)) = request {
-            times
-                .of(command)
-                .record(now.saturating_duration_since(asked));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn header(command: Command, message_id: u64) -> Header {
-        let mut bytes = smbdirect_test::messages::read(message_id, 0, 9, 0, &[]);
-        bytes[12..14].copy_from_slice(&command.0.to_le_bytes());
-        Header::decode(&bytes).expect("it is a header")
-    }
-
-    fn counts(times: &AnswerTimes) -> [u64; 3] {
-        [&times.read, &times.write, &times.other].map(|times| times.count.load(Relaxed))
-    }
-
     #[test]
-    fn an_answer_is_timed_by_the_operation_of_its_request() {
-        let (unanswered, times) = (Unanswered::default(), AnswerTimes::default());
-        let now = Instant::now();
-        for (command, id) in [
-            (Command::READ, 1),
-            (Command::WRITE, 2),
-            (Command::SESSION_SETUP, 3),
-        ] {
-            unanswered.asked(&header(command, id), now);
-        }
-        let later = now + Duration::from_micros(300);
-        for id in [3, 1, 1, 9] {
-            unanswered.answered(&header(Command::READ, id), later, &times);
-        }
-        assert_eq!(counts(&times), [1, 0, 1], "each request once");
-        let Value::Histogram(read) = times.read.value() else {
+    fn a_family_has_a_histogram_for_each_operation() {
+        let times = AnswerTimes::default();
+        times.read.record(Duration::from_micros(300));
+        let family = times.family();
+        assert_eq!(family.samples.len(), 3);
+        assert_eq!(family.samples[1].labels, [("operation", "write")]);
+        let Value::Histogram(read) = &family.samples[0].value else {
             panic!("a histogram");
         };
         assert_eq!((read.count, read.sum), (1, Duration::from_micros(300)));
         assert_eq!(read.buckets.iter().position(|&count| count == 1), Some(5));
-        let family = times.family();
-        assert_eq!(family.samples.len(), 3);
-        assert_eq!(family.samples[1].labels, [("operation", "write")]);
-    }
-
-    #[test]
-    fn requests_without_answers_take_a_bounded_amount_of_memory() {
-        let unanswered = Unanswered::default();
-        let now = Instant::now();
-        for id in 0..MAX_TIMED as u64 + 10 {
-            unanswered.asked(&header(Command::READ, id), now);
-        }
-        assert_eq!(unanswered.0.lock().unwrap().len(), MAX_TIMED);
     }
 }

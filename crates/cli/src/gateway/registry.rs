@@ -1,7 +1,7 @@
 //! What others see of the services that run: figures, sessions and servers, and what an administrator changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,10 +11,10 @@ use std::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use smbdirect::metrics::{Family, Sample, Value as Figure};
-use smbdirect_gateway::Service;
+use smbdirect_gateway::{Service, SessionStatus};
 use tokio::sync::Notify;
 
-use crate::metrics::{Answer, Figures};
+use crate::metrics::{Answer, Figures, Waited};
 
 /// The services that run, also while they end.
 pub(super) struct Registry {
@@ -147,6 +147,23 @@ impl Figures for Registry {
         };
         let titles: Vec<_> = each(&services).map(title).collect();
         titles.join("; ")
+    }
+
+    fn waited(&self) -> HashMap<u64, Waited> {
+        let services = self.lock();
+        let sessions = each(&services).flat_map(|(_, service)| service.sessions());
+        let of = |session: SessionStatus| {
+            let waited = session.waited.map(|waited| Waited {
+                client_seconds: waited.client_seconds,
+                server_seconds: waited.server_seconds,
+                window_seconds: waited.window_seconds,
+                memory_seconds: waited.memory_seconds,
+                unanswered: waited.unanswered,
+            });
+            let connections = session.connections.into_iter().flatten();
+            connections.filter_map(move |id| Some((id, waited?)))
+        };
+        sessions.flat_map(of).collect()
     }
 
     fn is_ready(&self) -> bool {

@@ -3,7 +3,16 @@
 //! They are needed most when file descriptors have run out. So the files of `/proc` are opened once, at the start, and
 //! read again for each answer.
 
+use serde::{Deserialize, Serialize};
 use smbdirect::metrics::Family;
+
+/// A thread of the command.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ThreadStatus {
+    pub(crate) id: u64,
+    /// Processor time so far.
+    pub(crate) cpu_seconds: f64,
+}
 
 /// Opens the files that [`families`] reads.
 pub(super) fn open() {
@@ -28,6 +37,17 @@ pub(super) fn families() -> Vec<Family> {
     Vec::new()
 }
 
+/// Returns the processor time of each thread; nothing where the system does not tell.
+#[cfg(target_os = "linux")]
+pub(super) fn threads() -> Vec<ThreadStatus> {
+    linux::threads()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) const fn threads() -> Vec<ThreadStatus> {
+    Vec::new()
+}
+
 #[cfg(target_os = "linux")]
 mod linux {
     use std::{
@@ -43,6 +63,22 @@ mod linux {
         process::{Resource, getrlimit},
     };
     use smbdirect::metrics::{Family, Kind};
+
+    use super::ThreadStatus;
+
+    /// Reads the processor time of each thread of this process. Those that cannot be read are left out.
+    pub(super) fn threads() -> Vec<ThreadStatus> {
+        let ticks = clock_ticks_per_second() as f64;
+        let entries = fs::read_dir("/proc/self/task").into_iter().flatten();
+        let of = |entry: fs::DirEntry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            Some(ThreadStatus {
+                id: entry.file_name().to_str()?.parse().ok()?,
+                cpu_seconds: Stat::parse(&stat)?.cpu_ticks as f64 / ticks,
+            })
+        };
+        entries.flatten().filter_map(of).collect()
+    }
 
     /// `None` if there is no `/proc`.
     pub(super) static FILES: LazyLock<Mutex<Option<Files>>> =
@@ -180,6 +216,20 @@ mod linux {
             };
             assert_eq!(Stat::parse(text), Some(stat));
             assert_eq!(Stat::parse("1 (a"), None);
+        }
+
+        #[test]
+        fn each_thread_has_its_processor_time() {
+            let busy = |threads: &[ThreadStatus]| -> f64 {
+                threads.iter().map(|thread| thread.cpu_seconds).sum()
+            };
+            let before = threads();
+            while busy(&threads()) <= busy(&before) {}
+            assert!(
+                before
+                    .iter()
+                    .any(|one| one.id == u64::from(std::process::id()))
+            );
         }
 
         #[test]

@@ -1,12 +1,16 @@
 //! Everything that `--metrics` serves.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use smbdirect::metrics::{Family, Kind, snapshot};
 
 use crate::{panics, streams};
 
-use super::{process, status::Status, text};
+use super::{
+    process,
+    status::{Status, Waited},
+    text,
+};
 
 /// The figures of a command besides the figures of its SMB Direct connections.
 pub(crate) trait Figures: Send + Sync + 'static {
@@ -14,6 +18,11 @@ pub(crate) trait Figures: Send + Sync + 'static {
     fn title(&self) -> String;
 
     fn families(&self) -> Vec<Family>;
+
+    /// Returns what sessions have waited for, by the numbers of their SMB Direct connections.
+    fn waited(&self) -> HashMap<u64, Waited> {
+        HashMap::new()
+    }
 
     /// Returns whether it takes clients.
     fn is_ready(&self) -> bool {
@@ -72,6 +81,8 @@ impl Source {
     }
 
     pub(super) fn status(&self) -> Status {
-        Status::of(&snapshot(), self.figures.title(), self.started.elapsed())
+        let figures = &self.figures;
+        let uptime = self.started.elapsed();
+        Status::of(&snapshot(), figures.title(), uptime, &figures.waited())
     }
 }

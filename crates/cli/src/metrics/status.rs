@@ -1,6 +1,6 @@
 //! The status that `GET /status` returns and `top` shows: the connections and the totals, as JSON.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use smbdirect::{
@@ -8,6 +8,7 @@ use smbdirect::{
     metrics::{ConnectionSnapshot, Snapshot},
 };
 
+use super::process::{self, ThreadStatus};
 use crate::transport::canonical;
 
 /// The state of a running command.
@@ -26,6 +27,9 @@ pub(crate) struct Status {
     /// Sum over all connections since the command started.
     pub(crate) total: Traffic,
     pub(crate) connections: Vec<ConnectionStatus>,
+    /// The threads of the command. Empty where the system does not tell.
+    #[serde(default)]
+    pub(crate) threads: Vec<ThreadStatus>,
 }
 
 /// One SMB Direct connection.
@@ -48,6 +52,20 @@ pub(crate) struct ConnectionStatus {
     pub(crate) received_message_bytes: u64,
     #[serde(flatten)]
     pub(crate) traffic: Traffic,
+    /// What the session of this connection has waited for, as far as the command tells.
+    #[serde(default)]
+    pub(crate) waited: Option<Waited>,
+}
+
+/// The time of a session since its first request, by what it has waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Waited {
+    pub(crate) client_seconds: f64,
+    pub(crate) server_seconds: f64,
+    pub(crate) window_seconds: f64,
+    pub(crate) memory_seconds: f64,
+    /// Requests without an answer now.
+    pub(crate) unanswered: usize,
 }
 
 /// Counters of one connection, or of all.
@@ -71,7 +89,13 @@ pub(crate) struct Traffic {
 }
 
 impl Status {
-    pub(super) fn of(snapshot: &Snapshot, title: String, uptime: Duration) -> Self {
+    /// Returns the status; `waited` is by the number of a connection.
+    pub(super) fn of(
+        snapshot: &Snapshot,
+        title: String,
+        uptime: Duration,
+        waited: &HashMap<u64, Waited>,
+    ) -> Self {
         let failed: u64 = snapshot.failed.values().sum();
         let good = ["closed_here", "closed_by_peer"];
         let broken = snapshot
@@ -89,13 +113,16 @@ impl Status {
             established: snapshot.established.values().sum(),
             failed: failed + broken.map(|(_, count)| count).sum::<u64>(),
             total: Traffic::of(&snapshot.statistics),
-            connections: open.map(ConnectionStatus::of).collect(),
+            connections: open
+                .map(|one| ConnectionStatus::of(one, waited.get(&one.id).copied()))
+                .collect(),
+            threads: process::threads(),
         }
     }
 }
 
 impl ConnectionStatus {
-    fn of(one: &ConnectionSnapshot) -> Self {
+    fn of(one: &ConnectionSnapshot, waited: Option<Waited>) -> Self {
         Self {
             id: one.id,
             role: one.role.label().into(),
@@ -108,6 +135,7 @@ impl ConnectionStatus {
             receive_credit_max: one.credits.receive_credit_max,
             received_message_bytes: one.received_bytes,
             traffic: Traffic::of(&one.statistics),
+            waited,
         }
     }
 }

@@ -9,7 +9,15 @@ use super::{
 use crate::{metrics::ConnectionStatus, report};
 
 /// The text of a cell.
-type Cell = fn(&ConnectionStatus, &Rate) -> String;
+type Cell = fn(&Row<'_>) -> String;
+
+/// A row: a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) one: &'a ConnectionStatus,
+    pub(super) rate: &'a Rate,
+    pub(super) waits_for: WaitsFor,
+}
 
 /// A column: its two header lines, its least width, and its text.
 pub(super) struct Column {
@@ -31,33 +39,31 @@ const fn column(header: &'static str, width: usize, rank: u8, cell: Cell) -> Col
 
 /// The columns, from left to right. The first one is aligned to the left.
 pub(super) const COLUMNS: &[Column] = &[
-    column("PEER", 21, 0, |one, _| one.peer.to_string()),
-    column("AGE", 9, 6, |one, _| age(one.seconds)),
-    column("SENT/s", 8, 3, |_, rate| number(rate.messages_sent)),
-    column("RECV/s", 8, 3, |_, rate| number(rate.messages_received)),
-    column("OUT", 10, 1, |_, rate| bytes(rate.bytes_sent)),
-    column("IN", 10, 1, |_, rate| bytes(rate.bytes_received)),
-    column("READ", 10, 1, |_, rate| bytes(rate.bytes_read)),
-    column("WRITE", 10, 1, |_, rate| bytes(rate.bytes_written)),
-    column("CREDITS", 8, 2, |one, _| {
-        format!("{}/{}", one.send_credits, one.send_credit_target)
+    column("PEER", 21, 0, |row| row.one.peer.to_string()),
+    column("AGE", 9, 6, |row| age(row.one.seconds)),
+    column("SENT/s", 8, 3, |row| number(row.rate.messages_sent)),
+    column("RECV/s", 8, 3, |row| number(row.rate.messages_received)),
+    column("OUT", 10, 1, |row| bytes(row.rate.bytes_sent)),
+    column("IN", 10, 1, |row| bytes(row.rate.bytes_received)),
+    column("READ", 10, 1, |row| bytes(row.rate.bytes_read)),
+    column("WRITE", 10, 1, |row| bytes(row.rate.bytes_written)),
+    column("CREDITS", 8, 2, |row| {
+        format!("{}/{}", row.one.send_credits, row.one.send_credit_target)
     }),
-    column("GRANTED", 8, 5, |one, _| {
-        format!("{}/{}", one.granted_credits, one.receive_credit_max)
+    column("GRANTED", 8, 5, |row| {
+        format!("{}/{}", row.one.granted_credits, row.one.receive_credit_max)
     }),
-    column("STALLS/s", 8, 4, |_, rate| number(rate.credit_stalls)),
-    column("WAIT", 5, 2, |_, rate| {
-        format!("{:.0}%", rate.waiting * 100.0)
+    column("STALLS/s", 8, 4, |row| number(row.rate.credit_stalls)),
+    column("WAIT", 5, 2, |row| {
+        format!("{:.0}%", row.rate.waiting * 100.0)
     }),
-    column("WAITS FOR", 12, 3, |one, rate| {
-        WaitsFor::of(one, rate).name().into()
-    }),
-    column("RTT", 8, 6, |one, _| {
-        let trip = one.traffic.last_round_trip_seconds;
+    column("WAITS FOR", 12, 3, |row| row.waits_for.name().into()),
+    column("RTT", 8, 6, |row| {
+        let trip = row.one.traffic.last_round_trip_seconds;
         trip.map_or_else(|| "-".into(), |seconds| report::time(duration(seconds)))
     }),
-    column("REGIONS", 7, 7, |one, _| {
-        one.traffic.memory_regions.to_string()
+    column("REGIONS", 7, 7, |row| {
+        row.one.traffic.memory_regions.to_string()
     }),
 ];
 
@@ -105,13 +111,18 @@ impl Order {
     }
 
     /// Returns the connections and their rates, the first rows first.
-    pub(super) fn rows(self, rated: &Rated) -> Vec<(&ConnectionStatus, &Rate)> {
+    pub(super) fn rows(self, rated: &Rated) -> Vec<Row<'_>> {
         let connections = rated.status.connections.iter();
-        let mut rows: Vec<_> = connections.zip(&rated.connection_rates).collect();
-        let key = |&(one, rate): &(&ConnectionStatus, &Rate)| match self {
-            Self::Bytes => rate.bytes(),
-            Self::Stalls => rate.waiting,
-            Self::Age => one.seconds,
+        let row = |(one, rate)| Row {
+            one,
+            rate,
+            waits_for: WaitsFor::of(one, rate, rated.busiest_thread).0,
+        };
+        let mut rows: Vec<_> = connections.zip(&rated.connection_rates).map(row).collect();
+        let key = |row: &Row<'_>| match self {
+            Self::Bytes => row.rate.bytes(),
+            Self::Stalls => row.rate.waiting,
+            Self::Age => row.one.seconds,
         };
         rows.sort_by(|one, other| key(other).total_cmp(&key(one)));
         rows
@@ -222,7 +233,7 @@ mod tests {
         let rated = Rates::default().next(status(20.0, connections));
         let ids = |order: Order| {
             let rows = order.rows(&rated);
-            rows.iter().map(|(one, _)| one.id).collect::<Vec<_>>()
+            rows.iter().map(|row| row.one.id).collect::<Vec<_>>()
         };
         assert_eq!(ids(Order::Bytes), [2, 1]);
         assert_eq!(ids(Order::Age), [1, 2]);

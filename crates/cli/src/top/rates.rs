@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::metrics::{ConnectionStatus, Status, Traffic};
+use crate::metrics::{ConnectionStatus, Status, ThreadStatus, Traffic, Waited};
 
 /// Keeps the last reading of the counters.
 #[derive(Debug, Default)]
@@ -22,6 +22,8 @@ pub(super) struct Rated {
     pub(super) rates: Rate,
     /// Rates of each connection, in the order of the connections.
     pub(super) connection_rates: Vec<Rate>,
+    /// The part of a processor core that the busiest thread takes.
+    pub(super) busiest_thread: f64,
 }
 
 /// Events per second.
@@ -39,6 +41,29 @@ pub(super) struct Rate {
     /// connections for the rates of all.
     pub(super) waiting: f64,
     pub(super) send_queue_stalls: f64,
+    /// What the session of the connection has waited for, if the command tells.
+    pub(super) waits: Option<WaitRate>,
+}
+
+/// The parts of the time that a session has waited, by what it has waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct WaitRate {
+    pub(super) client: f64,
+    pub(super) server: f64,
+    pub(super) window: f64,
+    pub(super) memory: f64,
+}
+
+impl WaitRate {
+    fn of(before: &Waited, now: &Waited, seconds: f64) -> Self {
+        let part = |of: fn(&Waited) -> f64| ((of(now) - of(before)) / seconds).max(0.0);
+        Self {
+            client: part(|waited| waited.client_seconds),
+            server: part(|waited| waited.server_seconds),
+            window: part(|waited| waited.window_seconds),
+            memory: part(|waited| waited.memory_seconds),
+        }
+    }
 }
 
 impl Rate {
@@ -65,8 +90,38 @@ impl Rate {
             credit_stalls: rate(|traffic| traffic.credit_stalls),
             waiting: waited.max(0.0) / seconds,
             send_queue_stalls: rate(|traffic| traffic.send_queue_stalls),
+            waits: None,
         }
     }
+
+    /// Returns the rates of a connection since `before`, or since it began.
+    fn of_connection(
+        before: Option<&ConnectionStatus>,
+        now: &ConnectionStatus,
+        seconds: f64,
+    ) -> Self {
+        let nothing = Traffic::default();
+        let (traffic, seconds) = match before {
+            Some(before) => (&before.traffic, seconds),
+            None => (&nothing, now.seconds),
+        };
+        let waited = before.and_then(|before| before.waited).unwrap_or_default();
+        let waits = now.waited.filter(|_| seconds > 0.0);
+        Self {
+            waits: waits.map(|now| WaitRate::of(&waited, &now, seconds)),
+            ..Self::of(traffic, &now.traffic, seconds)
+        }
+    }
+}
+
+/// Returns the part of a processor core that the busiest thread has taken since `before`, or since the start.
+fn busiest_thread(before: &[ThreadStatus], now: &[ThreadStatus], seconds: f64) -> f64 {
+    if seconds <= 0.0 {
+        return 0.0;
+    }
+    let before: HashMap<u64, f64> = before.iter().map(|one| (one.id, one.cpu_seconds)).collect();
+    let taken = |one: &ThreadStatus| one.cpu_seconds - before.get(&one.id).unwrap_or(&0.0);
+    now.iter().map(taken).fold(0.0, f64::max) / seconds
 }
 
 impl Rates {
@@ -88,17 +143,18 @@ impl Rates {
             .flat_map(|before| &before.connections)
             .map(|one| (one.id, one))
             .collect();
-        let rate = |one: &ConnectionStatus| match known.get(&one.id) {
-            Some(before) => Rate::of(&before.traffic, &one.traffic, seconds),
-            None => Rate::of(&nothing, &one.traffic, one.seconds),
-        };
+        let rate =
+            |one: &ConnectionStatus| Rate::of_connection(known.get(&one.id).copied(), one, seconds);
         let connection_rates = status.connections.iter().map(rate).collect();
+        let threads = before.as_ref().map_or(&[][..], |before| &before.threads);
+        let busiest_thread = busiest_thread(threads, &status.threads, seconds);
         self.before = Some(status.clone());
         Rated {
             event: "top",
             status,
             rates,
             connection_rates,
+            busiest_thread,
         }
     }
 }
@@ -125,6 +181,7 @@ pub(super) mod tests {
                 credit_stall_seconds: bytes_sent as f64 / 10_000.0,
                 ..Traffic::default()
             },
+            waited: None,
         }
     }
 
@@ -141,7 +198,54 @@ pub(super) mod tests {
             failed: 1,
             total,
             connections,
+            threads: Vec::new(),
         }
+    }
+
+    #[test]
+    fn waits_are_parts_of_the_time_since_the_last_moment() {
+        let mut rates = Rates::default();
+        let at = |seconds: f64, waited, cpu_seconds: &[f64]| {
+            let threads = cpu_seconds.iter().zip(1..);
+            Status {
+                connections: vec![ConnectionStatus {
+                    waited,
+                    ..connection(1, seconds, 0)
+                }],
+                threads: threads
+                    .map(|(&cpu_seconds, id)| ThreadStatus { id, cpu_seconds })
+                    .collect(),
+                ..status(seconds, Vec::new())
+            }
+        };
+        let waited = Waited {
+            client_seconds: 2.0,
+            server_seconds: 1.0,
+            ..Waited::default()
+        };
+        let first = rates.next(at(4.0, Some(waited), &[1.0, 3.0]));
+        let waits = first.connection_rates[0].waits.unwrap();
+        assert_eq!((waits.client, waits.server), (0.5, 0.25));
+        assert_eq!(first.busiest_thread, 0.75);
+        let later = Waited {
+            server_seconds: 2.0,
+            memory_seconds: 1.0,
+            ..waited
+        };
+        let second = rates.next(at(6.0, Some(later), &[2.0, 3.5, 0.2]));
+        let expected = WaitRate {
+            server: 0.5,
+            memory: 0.5,
+            ..WaitRate::default()
+        };
+        assert_eq!(second.connection_rates[0].waits, Some(expected));
+        assert_eq!(
+            second.busiest_thread, 0.5,
+            "not the one that was busy before"
+        );
+        let third = rates.next(at(6.0, None, &[]));
+        assert_eq!(third.connection_rates[0].waits, None);
+        assert_eq!(third.busiest_thread, 0.0);
     }
 
     #[test]

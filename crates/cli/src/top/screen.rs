@@ -104,12 +104,12 @@ fn draw(
     let header = Row::new(cells(&columns, |column| column.header.into()));
     let header = header.style(style(Style::new().add_modifier(Modifier::REVERSED)));
     let shown = rows.iter().skip(*skipped).take(visible);
-    let body = shown.map(|(one, rate)| {
-        let row = Row::new(cells(&columns, |column| (column.cell)(one, rate)));
-        if rate.waiting > 0.0 {
-            row.style(style(Style::new().fg(Color::Yellow)))
+    let body = shown.map(|row| {
+        let cells = Row::new(cells(&columns, |column| (column.cell)(row)));
+        if row.rate.waiting > 0.0 {
+            cells.style(style(Style::new().fg(Color::Yellow)))
         } else {
-            row
+            cells
         }
     });
     let widths = columns

@@ -20,8 +20,8 @@ pub(super) fn print(report: Report, rated: &Rated) {
             .style
             .bold(&line(COLUMNS.iter().map(|column| column.header.into()))),
     );
-    for (one, rate) in Order::default().rows(rated) {
-        report.line(line(COLUMNS.iter().map(|column| (column.cell)(one, rate))));
+    for row in Order::default().rows(rated) {
+        report.line(line(COLUMNS.iter().map(|column| (column.cell)(&row))));
     }
 }
 

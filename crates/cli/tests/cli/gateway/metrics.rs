@@ -277,6 +277,63 @@ async fn the_answers_of_the_server_are_timed_by_operation() {
     gateway.terminate().succeeded();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_waits_for_is_counted_and_shown_by_top() {
+    use smbdirect_test::messages::{READ, SUCCESS, answer, read};
+
+    let (gateway, mut client, mut server, address) = metered().await;
+    let waited = || {
+        let (_, text) = http(&address, "GET", "/status");
+        let status: Value = serde_json::from_str(&text).unwrap();
+        status["connections"][0]["waited"].clone()
+    };
+    let seconds = |waited: &Value, cause: &str| waited[cause].as_f64().unwrap();
+    let top = |cause: &str| {
+        let done = run(&["top", &address, "--once", "--interval", "0.2"]).succeeded();
+        let row = done.stdout.lines().last().unwrap();
+        assert!(row.contains(&format!(" {cause} ")), "{done:?}");
+        done.stdout
+    };
+    assert_eq!(seconds(&waited(), "client_seconds"), 0.0, "no request yet");
+    top("client");
+
+    let request = read(5, 0, 9, 0, &[]);
+    client.send(&request).await;
+    assert_eq!(server.receive().await.unwrap(), request);
+    let shown = top("server");
+    assert!(shown.contains("for the server (1 request now)"), "{shown}");
+    let asked = waited();
+    assert_eq!(asked["unanswered"], 1);
+    assert!(seconds(&asked, "server_seconds") >= 0.2, "{asked}");
+
+    server.send(&answer(READ, 5, SUCCESS)).await;
+    client.receive().await.unwrap();
+    let shown = top("client");
+    assert!(shown.contains("no connection waits, except"), "{shown}");
+    let answered = waited();
+    assert_eq!(answered["unanswered"], 0);
+    assert!(seconds(&answered, "client_seconds") >= 0.2, "{answered}");
+
+    // The next request ends the time in which the client asked for nothing.
+    client.send(&read(6, 0, 9, 0, &[])).await;
+    server.receive().await.unwrap();
+    let (_, text) = http(&address, "GET", "/metrics");
+    let name = "smbdirect_gateway_wait_seconds_count{cause=\"client\"}";
+    assert_eq!(sample(&text, name), 1.0);
+    gateway.terminate().succeeded();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_encrypted_messages_it_is_unknown_what_they_wait_for() {
+    let (gateway, mut client, mut server, address) = metered().await;
+    client.send(&smbdirect_test::messages::encrypted(100)).await;
+    server.receive().await.unwrap();
+    let (_, text) = http(&address, "GET", "/status");
+    let status: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(status["connections"][0]["waited"], Value::Null);
+    gateway.terminate().succeeded();
+}
+
 /// Starts a Prometheus that scrapes `address` each second, and returns its address.
 fn prometheus(directory: &Path, address: &str) -> (Program, String) {
     let config = directory.join("prometheus.yml");
