@@ -2,6 +2,7 @@
 //! violate each rule.
 
 mod captures;
+mod extract;
 mod files;
 mod roce;
 mod smb2;

@@ -3,7 +3,12 @@
 //! Without smbd, without root or without namespaces, the tests print that and skip, unless SMBDIRECT_REQUIRE_TOOLS is
 //! set.
 
-use std::fs;
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use serde_json::Value;
 
@@ -23,6 +28,11 @@ struct Measured {
 
 impl Measured {
     fn start() -> Option<Self> {
+        Self::start_with("")
+    }
+
+    /// Starts a Samba with these lines in its settings, in which `ROOT` is its folder.
+    fn start_with(settings: &str) -> Option<Self> {
         if !can_run_smbd() {
             return None;
         }
@@ -33,7 +43,8 @@ impl Measured {
         };
         let root = tempfile::tempdir().unwrap();
         let mut smbd = namespace.command("smbd");
-        smbd.args(smbd_arguments(root.path(), 445, ""));
+        let settings = settings.replace("ROOT", root.path().to_str().unwrap());
+        smbd.args(smbd_arguments(root.path(), 445, &settings));
         let smbd = Running::new(smbd);
         eventually("smbd listens", || {
             let mut connect = namespace.command("bash");
@@ -55,16 +66,55 @@ impl Measured {
     }
 
     fn measure(&self, options: &[&str]) -> Running {
-        let target = [
-            "check",
-            "--measure",
-            "//127.0.0.1:4455/share",
-            "--user",
-            "Guest",
-        ];
+        self.measure_share("//127.0.0.1:4455/share", options)
+    }
+
+    fn measure_share(&self, share: &str, options: &[&str]) -> Running {
+        let target = ["check", "--measure", share, "--user", "Guest"];
         let mut check = self.namespace.smbdirect(&[&target[..], options].concat());
         check.env("SMBDIRECT_PASSWORD", "");
         Running::new(check)
+    }
+
+    /// Adds the user root with the password lab.
+    fn add_user(&self) {
+        let mut adding = Command::new("smbpasswd");
+        adding.arg("-c").arg(self.root.path().join("smb.conf"));
+        adding.args(["-s", "-a", "root"]);
+        adding
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut adding = adding.spawn().unwrap();
+        adding
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(b"lab\nlab\n")
+            .unwrap();
+        assert!(adding.wait().unwrap().success());
+    }
+}
+
+/// A small file system in memory. Dropping the value unmounts it.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(at: &'a Path) -> Option<Self> {
+        let mut mounting = Command::new("mount");
+        mounting
+            .args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"])
+            .arg(at);
+        mounting
+            .status()
+            .is_ok_and(|status| status.success())
+            .then_some(Self(at))
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0).status();
     }
 }
 
@@ -143,6 +193,118 @@ fn rates_over_tcp_and_smb_direct_are_measured_and_compared() {
     assert_eq!(done.status.code(), Some(2), "{done:?}");
     let events = done.json();
     assert_eq!(named(&events, "not_measured").len(), 2, "{events:#?}");
+}
+
+#[test]
+fn a_signed_session_is_measured_over_roce_too() {
+    let Some(measured) = Measured::start_with("server signing = mandatory") else {
+        return;
+    };
+    measured.add_user();
+    let mut roce = Running::new(measured.namespace.smbdirect(&[
+        "gateway",
+        "127.0.0.1:445",
+        "127.0.0.1:445",
+        "--transport",
+        "roce",
+    ]));
+    roce.line();
+    let target = ["check", "--measure", "//127.0.0.1/share", "--user", "root"];
+    let options = ["--json", "--size", "8M"];
+    let mut check = measured
+        .namespace
+        .smbdirect(&[&target[..], &options].concat());
+    check.env("SMBDIRECT_PASSWORD", "lab");
+    let done = Running::new(check).finish();
+    println!("{}", done.stdout);
+    let events = done.json();
+    assert_eq!(done.status.code(), Some(0), "{events:#?}");
+    assert_eq!(named(&events, "not_measured"), [&Value::Null; 0]);
+    let rates = named(&events, "rate");
+    for transport in [
+        "TCP",
+        "SMB Direct by software iWARP",
+        "SMB Direct by software RoCE",
+    ] {
+        let of_transport = rates.iter().filter(|rate| rate["transport"] == transport);
+        assert_eq!(of_transport.count(), 8, "{transport}: {events:#?}");
+    }
+    // RDMA moves data past the signature, so it is not used.
+    assert!(
+        rates.iter().all(|rate| rate["bytes_by_rdma"] == 0),
+        "{rates:#?}"
+    );
+    let limits = named(&events, "limit");
+    let of_signing = limits.iter().filter(|limit| limit["limit"] == "signing");
+    assert!(of_signing.count() >= 4, "{limits:#?}");
+    let share = measured.root.path().join("share");
+    eventually("no scratch file is left", || names_in(&share).is_empty());
+}
+
+#[test]
+fn what_keeps_a_measurement_from_writing_is_named() {
+    // A namespace has the file systems that were mounted before it was made.
+    let full = tempfile::tempdir().unwrap();
+    let Some(_disk) = SmallDisk::mount(full.path()) else {
+        assert!(std::env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none());
+        println!("skipped: no file system can be mounted");
+        return;
+    };
+    let settings = "[readonly]\npath = ROOT/share\nguest ok = yes\nread only = yes\n\
+                    [full]\npath = FULL\nguest ok = yes\nread only = no\n\
+                    [closed]\npath = ROOT/closed\nguest ok = yes\nread only = no\nforce user = nobody";
+    let settings = settings.replace("FULL", full.path().to_str().unwrap());
+    let Some(measured) = Measured::start_with(&settings) else {
+        return;
+    };
+    let root = measured.root.path();
+    let [share, closed] = ["share", "closed"].map(|name| root.join(name));
+    fs::create_dir(&closed).unwrap();
+    write_noise(&share, "file", 1_000_000);
+    for (name, reasons) in [
+        ("readonly", &["scratch file", "cannot be created"][..]),
+        ("closed", &["scratch file", "cannot be created"]),
+        ("full", &["disk"]),
+    ] {
+        let target = format!("//127.0.0.1/{name}");
+        let done = measured.measure_share(&target, &["--json"]).finish();
+        println!("{}", done.stdout);
+        assert_eq!(done.status.code(), Some(2), "{name}: {done:?}");
+        let events = done.json();
+        let failures = named(&events, "not_measured");
+        assert_eq!(failures.len(), 2, "{name}: {events:#?}");
+        for failure in failures {
+            let reason = failure["reason"].as_str().unwrap().to_lowercase();
+            assert!(
+                reasons.iter().all(|word| reason.contains(word)),
+                "{name}: {reason}"
+            );
+        }
+    }
+    for folder in [full.path(), &closed] {
+        eventually("no scratch file is left", || names_in(folder).is_empty());
+    }
+    // What can only be read can be measured so.
+    let options = ["--read-only", "file"];
+    let done = measured
+        .measure_share("//127.0.0.1/readonly", &options)
+        .finish();
+    done.succeeded();
+    assert_eq!(names_in(&share), ["file"]);
+}
+
+#[test]
+fn a_measurement_that_is_killed_leaves_no_file() {
+    let Some(measured) = Measured::start() else {
+        return;
+    };
+    let share = measured.root.path().join("share");
+    let check = measured.measure(&[]);
+    eventually("it writes", || !names_in(&share).is_empty());
+    check.signal("KILL");
+    eventually("the server removes the file", || {
+        names_in(&share).is_empty()
+    });
 }
 
 #[test]

@@ -119,7 +119,9 @@ impl Session {
                 file.map(File::Direct).map_err(Into::into)
             }
         };
-        file.with_context(|| format!("the scratch file {path} cannot be created"))
+        file.with_context(|| {
+            format!("the scratch file {path} cannot be created (--read-only FILE needs none)")
+        })
     }
 
     /// Opens a file that exists, to read it.
