@@ -168,8 +168,13 @@ impl Explain {
             );
             unseen.insert(0, line);
         } else if cut > 0 {
-            let line =
-                format!("{cut} packets are cut short; what is in their headers is explained.");
+            let has_gaps = self.connections.values().any(|one| one.gaps > 0);
+            let what = if has_gaps {
+                "and requests with them, so the causes may be wrong: capture whole packets (tcpdump -s 0)"
+            } else {
+                "and what is in their headers is explained"
+            };
+            let line = format!("{cut} packets are cut short, {what}.");
             unseen.insert(0, line);
         }
         if self.ignored > 0 {

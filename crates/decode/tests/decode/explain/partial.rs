@@ -186,10 +186,7 @@ fn the_headers_of_cut_packets_are_enough() {
         let whole = explain(&capture(modelled(&run, 40_000)));
         for length in [256, 1024] {
             let explanation = explain(&cut(modelled(&run, 40_000), length));
-            does_not_see(
-                &explanation,
-                "packets are cut short; what is in their headers",
-            );
+            does_not_see(&explanation, "and what is in their headers is explained");
             assert_eq!(causes(&explanation), causes(&whole), "{length}");
             assert_eq!(explanation.verdict.limit, whole.verdict.limit, "{length}");
             let [cut, whole] = [&explanation, &whole].map(|one| &one.connections[0]);
