@@ -12,10 +12,18 @@ use crate::{
 
 /// Services whose servers have to send their answers to clients to this machine.
 #[derive(Debug, Default)]
+#[cfg_attr(
+    not(target_os = "linux"),
+    allow(dead_code, reason = "only Linux can be asked")
+)]
 pub(super) struct Transparent(Vec<Answers>);
 
 /// The answers of the servers of a service.
 #[derive(Debug)]
+#[cfg_attr(
+    not(target_os = "linux"),
+    allow(dead_code, reason = "only Linux can be asked")
+)]
 struct Answers {
     servers: Vec<Address>,
     allow: Vec<Network>,
