@@ -1,11 +1,13 @@
 //! Logins by Kerberos, with the tickets that `kinit` leaves in a credential cache.
 //!
 //! The crate smb2 makes the messages of Kerberos. This module finds the cache and the KDC as MIT Kerberos does
-//! ([`config`]), reads the cache ([`cache`]), fetches the ticket for a server ([`service`]), and says why a login by tickets is not possible.
+//! ([`config`]), reads the cache ([`cache`]), fetches the ticket for a server ([`service`]) over TCP ([`kdc`]), and says
+//! why a login by tickets is not possible.
 
 mod cache;
 mod config;
 mod error;
+mod kdc;
 mod service;
 
 use std::{
@@ -22,7 +24,7 @@ use smb2::{
 };
 use tokio::{
     net::{TcpStream, lookup_host},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use self::config::Config;
@@ -30,8 +32,8 @@ pub use self::error::KerberosError;
 
 /// Longest time for a KDC to accept a TCP connection, after which the next one is tried.
 const KDC_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest time for a KDC to answer. Without an answer by UDP the crate smb2 tries TCP after 33 s.
-const KDC_ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
+/// Longest time for a KDC to answer.
+const KDC_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Port of the KDC.
 const KDC_PORT: u16 = 88;
 
@@ -134,7 +136,7 @@ impl Tickets {
     /// Returns these tickets with one for `server`, which the KDC gives unless it is there already.
     ///
     /// # Errors
-    /// `server` is an address, no KDC is found, it does not answer within 45 s, or it gives no ticket for the server.
+    /// `server` is an address, no KDC is found, it does not answer within 10 s, or it gives no ticket for the server.
     pub async fn for_server(&self, server: &str) -> Result<Self, KerberosError> {
         if let Ok(address) = server.parse() {
             return Err(KerberosError::Address { address });
@@ -153,12 +155,12 @@ impl Tickets {
         Ok(tickets)
     }
 
-    /// Asks a KDC for a ticket.
+    /// Asks a KDC for a ticket over a connection to it.
     async fn fetch(
         &self,
         cache: &CCache,
         server: &str,
-        address: SocketAddr,
+        (address, mut stream): (SocketAddr, TcpStream),
         limit: Duration,
     ) -> Result<CcacheCredential, KerberosError> {
         let realm = self.cache.default_principal.realm.clone();
@@ -170,11 +172,16 @@ impl Tickets {
                 why,
             }
         };
-        let mut exchange = KerberosAuthenticator::new(self.credentials(address.to_string()));
-        let asking = timeout(limit, exchange.authenticate_from_ccache(cache, server));
-        let answer = asking
-            .await
-            .map_err(|_| silent(format!("no answer within {} s", limit.as_secs())))?;
+        let relay = kdc::Relay::bind().await;
+        let relay = relay.map_err(|error| silent(error.to_string()))?;
+        let mut exchange = KerberosAuthenticator::new(self.credentials(relay.address()));
+        let answer = tokio::select! {
+            answer = exchange.authenticate_from_ccache(cache, server) => answer,
+            error = relay.run(&mut stream) => return Err(silent(error.to_string())),
+            () = sleep(limit) => {
+                return Err(silent(format!("no answer within {} s", limit.as_secs())));
+            }
+        };
         answer.map_err(|error| match error {
             smb2::Error::Io(_) | smb2::Error::Timeout | smb2::Error::Disconnected => {
                 silent(error.to_string())
@@ -217,8 +224,8 @@ impl Tickets {
         session.await.map_err(Into::into)
     }
 
-    /// Returns the address of a KDC that answers.
-    async fn kdc(&self, realm: &str) -> Result<SocketAddr, KerberosError> {
+    /// Returns a connection to the first KDC that accepts one, and its address.
+    async fn kdc(&self, realm: &str) -> Result<(SocketAddr, TcpStream), KerberosError> {
         // Domain controllers have the name of their domain, too.
         let name = realm.to_ascii_lowercase();
         let mut hosts = self.config.kdcs(realm);
@@ -232,8 +239,9 @@ impl Tickets {
                 Err(error) => unknown.push(format!("`{host}` ({error})")),
                 Ok(addresses) => {
                     for address in addresses {
-                        if let Ok(Ok(_)) = timeout(KDC_TIMEOUT, TcpStream::connect(address)).await {
-                            return Ok(address);
+                        let connecting = timeout(KDC_TIMEOUT, TcpStream::connect(address));
+                        if let Ok(Ok(stream)) = connecting.await {
+                            return Ok((address, stream));
                         }
                         tried.push(address.to_string());
                     }

@@ -149,7 +149,7 @@ pub enum KerberosError {
     },
     /// No KDC answers.
     #[error(
-        "no KDC of {realm} answers on {tried}; check that it runs, and that firewalls pass UDP and TCP port 88"
+        "no KDC of {realm} answers on {tried}; check that it runs, and that firewalls pass TCP port 88"
     )]
     SilentKdc {
         /// The realm.
@@ -159,8 +159,8 @@ pub enum KerberosError {
     },
     /// A KDC accepts connections, and does not answer a request.
     #[error(
-        "the KDC of {realm} on {address} does not answer a request ({why}); check that its UDP and TCP port 88 pass \
-         firewalls in both directions"
+        "the KDC of {realm} on {address} does not answer a request ({why}); check that firewalls pass TCP port 88 in \
+         both directions"
     )]
     Exchange {
         /// The realm.

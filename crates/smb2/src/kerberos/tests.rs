@@ -1,3 +1,5 @@
+use std::io::{Read, Write};
+
 use super::*;
 
 const START: u32 = 1_700_000_000;
@@ -37,17 +39,19 @@ fn granting() -> CcacheCredential {
     }
 }
 
+/// Returns an element of DER.
+fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let contents = parts.concat();
+    let length = match contents.len() {
+        short @ 0..128 => vec![short as u8],
+        long @ 128..256 => vec![0x81, long as u8],
+        long => vec![0x82, (long >> 8) as u8, long as u8],
+    };
+    [&[tag], &*length, &contents].concat()
+}
+
 /// Returns a Ticket with `more` bytes of what is encrypted.
 fn ticket(more: usize) -> Vec<u8> {
-    let element = |tag: u8, parts: &[&[u8]]| {
-        let contents = parts.concat();
-        let length = match contents.len() {
-            short @ 0..128 => vec![short as u8],
-            long @ 128..256 => vec![0x81, long as u8],
-            long => vec![0x82, (long >> 8) as u8, long as u8],
-        };
-        [&[tag], &*length, &contents].concat()
-    };
     let cipher = element(0xa2, &[&element(4, &[&vec![0; more]])]);
     let encrypted = element(0x30, &[&[0xa0, 3, 2, 1, 18], &cipher]);
     let before = &cache::TICKET[4..30];
@@ -193,21 +197,84 @@ async fn a_kdc_that_is_not_found_is_named() {
     }
 }
 
-/// A KDC that accepts connections only, as behind a firewall that drops UDP.
+/// A KDC that answers by TCP, behind a firewall that drops UDP.
 #[tokio::test]
-async fn a_kdc_that_does_not_answer_is_not_the_server() {
+async fn a_kdc_is_asked_by_tcp() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let _silent = std::net::UdpSocket::bind(address).unwrap();
+    let silent = std::net::UdpSocket::bind(address).unwrap();
+    let kdc = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).unwrap();
+        let mut request = vec![0; u32::from_be_bytes(length) as usize];
+        stream.read_exact(&mut request).unwrap();
+        // APPLICATION 12, TGS-REQ.
+        assert_eq!(request[0], 0x6c);
+        let answer = unknown_server();
+        stream
+            .write_all(&(answer.len() as u32).to_be_bytes())
+            .unwrap();
+        stream.write_all(&answer).unwrap();
+    });
+    let mut granting = granting();
+    granting.ticket = cache::TICKET.to_vec();
+    let mut tickets = tickets(vec![granting]);
+    let text = format!("[realms]\nEXAMPLE.ORG = {{\nkdc = {address}\n}}\n");
+    tickets.config.parse(&text, 0);
+    let found = tickets.kdc("EXAMPLE.ORG").await.unwrap();
+    // Three datagrams of the crate smb2 would take longer.
+    let limit = Duration::from_secs(8);
+    let asked = tickets.fetch(&tickets.cache, "nas.example.org", found, limit);
+    let error = asked.await.unwrap_err().to_string();
+    assert!(
+        error.contains("does not know the server cifs/nas.example.org"),
+        "{error}"
+    );
+    kdc.join().unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let received = silent.recv(&mut [0; 100]).unwrap_err();
+    assert_eq!(received.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+/// Returns a KRB-ERROR with code 7, KDC_ERR_S_PRINCIPAL_UNKNOWN (RFC 4120 5.9.1).
+fn unknown_server() -> Vec<u8> {
+    let code = [0xa6, 3, 2, 1, 7];
+    let realm = element(0xa9, &[&element(0x1b, &[b"EXAMPLE.ORG"])]);
+    let names = element(
+        0x30,
+        &[&element(0x1b, &[b"cifs"]), &element(0x1b, &[b"nas"])],
+    );
+    let name = element(0x30, &[&[0xa0, 3, 2, 1, 2], &element(0xa1, &[&names])]);
+    let fields = element(0x30, &[&code, &realm, &element(0xaa, &[&name])]);
+    element(0x7e, &[&fields])
+}
+
+/// A KDC that accepts a connection and is silent, or ends it.
+#[tokio::test]
+async fn a_kdc_that_does_not_answer_is_not_the_server() {
     let mut granting = granting();
     granting.ticket = cache::TICKET.to_vec();
     let tickets = tickets(vec![granting]);
     let limit = Duration::from_millis(50);
-    let asked = tickets.fetch(&tickets.cache, "nas.example.org", address, limit);
-    let error = asked.await.unwrap_err().to_string();
-    let says = format!("the KDC of EXAMPLE.ORG on {address} does not answer a request (no answer");
-    assert!(error.starts_with(&says), "{error}");
-    assert!(error.contains("UDP and TCP port 88"), "{error}");
+    for (ends, why) in [
+        (false, "no answer within"),
+        (true, "unexpected end of file"),
+    ] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let peer = listener.accept().unwrap();
+        if ends {
+            peer.0.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        let found = (address, stream);
+        let asked = tickets.fetch(&tickets.cache, "nas.example.org", found, limit);
+        let error = asked.await.unwrap_err().to_string();
+        let says = format!("the KDC of EXAMPLE.ORG on {address} does not answer a request ({why}");
+        assert!(error.starts_with(&says), "{error}");
+        assert!(error.contains("TCP port 88"), "{error}");
+    }
 }
 
 /// The crate makes the same message from a ticket in the cache as from one that the KDC gives.
