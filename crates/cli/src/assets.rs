@@ -24,7 +24,7 @@ use smbdirect::{
 };
 
 use crate::{
-    help::{ENVIRONMENT, EXIT_STATUS},
+    help::{ENVIRONMENT, EXIT_STATUS, for_each_command},
     options::SMB_MESSAGE_BYTES,
     report::{self, Report},
 };
@@ -84,7 +84,13 @@ impl Assets {
         let [man, completions] = ["man", "completions"].map(|name| self.directory.join(name));
         fs::create_dir_all(&man)?;
         fs::create_dir_all(&completions)?;
-        clap_mangen::generate_to(for_page(command.clone()), &man)?;
+        clap_mangen::generate_to(for_page(command.clone(), "smbdirect"), &man)?;
+        for page in fs::read_dir(&man)? {
+            let page = page?.path();
+            // Examples and lists of names keep their spaces, and names are not hyphenated.
+            let text = fs::read_to_string(&page)?.replace(".SH EXTRA\n", ".SH EXTRA\n.na\n.nh\n");
+            write(&page, &text)?;
+        }
         for (shell, name) in SHELLS {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut command, "smbdirect", &mut text);
@@ -101,47 +107,62 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Returns the command for its manual page: the text after the options without styles, which would show as
-/// characters, and a synopsis with the values of options.
-fn for_page(command: Command) -> Command {
-    let after = command.get_after_long_help();
-    let mut after = after.map(|text| text.ansi().to_string());
-    if let Some(text) = &mut after {
-        // The page of the whole command has these sections already.
-        for section in [EXIT_STATUS, ENVIRONMENT] {
-            if !text.contains(section) {
-                *text += &format!("\n\n{section}");
-            }
+/// characters, and a synopsis with the values of options. `path` is the command with those before it, as in
+/// `smbdirect gateway`.
+fn for_page(command: Command, path: &str) -> Command {
+    let is_whole = !path.contains(' ');
+    let mut after = command
+        .get_after_long_help()
+        .map(|text| text.ansi().to_string())
+        .unwrap_or_default();
+    // The page of the whole command has these sections already.
+    for section in [EXIT_STATUS, ENVIRONMENT] {
+        if !after.contains(section) {
+            after += &format!("\n\n{section}");
         }
     }
-    let after = after.map(|text| plain(&text));
-    let names: Vec<_> = command
-        .get_subcommands()
-        .map(|one| one.get_name().to_owned())
-        .collect();
-    let synopsis = synopsis(&command);
-    let command = names.into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, for_page)
-    });
-    let command = match synopsis {
-        Some(synopsis) => command.override_usage(synopsis),
-        None => command,
+    let actions = actions(&command);
+    let synopsis = synopsis(&command, path, !actions.is_empty());
+    let mut command = if actions.is_empty() {
+        for_each_command(command, &|one| {
+            let path = format!("{path} {}", one.get_name());
+            for_page(one, &path)
+        })
+    } else {
+        after = format!("{actions}\n\n{after}");
+        for_each_command(command, &|action| action.hide(true))
     };
-    match after {
-        Some(after) => command.after_help(after.clone()).after_long_help(after),
-        None => command,
+    if !is_whole {
+        command = command.override_usage(synopsis);
     }
+    let after = plain(&after);
+    command.after_help(after.clone()).after_long_help(after)
 }
 
-/// Returns the synopsis of a command: its options with their values, and its arguments. A command with
-/// subcommands has that of clap.
-fn synopsis(command: &Command) -> Option<String> {
-    if command.has_subcommands() {
-        return None;
+/// Returns a section with the actions of a command such as `gateway ctl`, which have no pages of their own: commands
+/// without options. It is empty for other commands.
+fn actions(command: &Command) -> String {
+    let actions: Vec<_> = command.get_subcommands().collect();
+    let is_action =
+        |one: &&Command| one.get_arguments().all(Arg::is_positional) && !one.has_subcommands();
+    if actions.is_empty() || !actions.iter().all(is_action) {
+        return String::new();
     }
-    let name = match command.get_name() {
-        "smbdirect" => "smbdirect".to_owned(),
-        name => format!("smbdirect {name}"),
-    };
+    let forms = actions
+        .iter()
+        .map(|action| synopsis(action, action.get_name(), false));
+    let forms: Vec<_> = forms.collect();
+    let width = forms.iter().map(String::len).max().unwrap_or_default();
+    let about = |action: &Command| action.get_about().map(ToString::to_string);
+    let lines = forms.iter().zip(&actions).map(|(form, action)| {
+        let about = about(action).unwrap_or_default();
+        format!("\n  {form:<width$}  {about}")
+    });
+    format!("Commands:{}", lines.collect::<String>())
+}
+
+/// Returns the synopsis of a command: its options with their values, and its arguments.
+fn synopsis(command: &Command, path: &str, has_actions: bool) -> String {
     let arguments = command
         .get_arguments()
         .filter(|argument| !argument.is_hide_set());
@@ -162,8 +183,14 @@ fn synopsis(command: &Command) -> Option<String> {
         }
         options.push(bracketed(argument, &text));
     }
-    let parts = [vec![name], options, positionals].concat();
-    Some(parts.join(" "))
+    let action = has_actions.then(|| "COMMAND".to_owned());
+    let parts = [
+        vec![path.to_owned()],
+        options,
+        positionals,
+        action.into_iter().collect(),
+    ];
+    parts.concat().join(" ")
 }
 
 /// Returns an argument in brackets, unless it is required, with dots if it can be repeated.

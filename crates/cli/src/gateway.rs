@@ -66,6 +66,7 @@ impl From<Kind> for Protocol {
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(disable_help_subcommand = true)]
 pub(crate) struct Gateway {
     #[command(subcommand)]
     tool: Option<Tool>,
@@ -91,7 +92,7 @@ pub(crate) struct Gateway {
     config: Option<PathBuf>,
 
     /// Check the file of --config and exit
-    #[arg(long, requires = "config")]
+    #[arg(long, requires = "config", hide_short_help = true)]
     check_config: bool,
 
     /// Protocol of the clients
@@ -128,7 +129,7 @@ pub(crate) struct Gateway {
     #[command(flatten)]
     servers: ServerOptions,
 
-    /// Longest time that SIGTERM waits for the answers to requests
+    /// Longest time that SIGTERM waits for answers to requests
     ///
     /// 0 ends sessions immediately, and `never` waits until clients leave. A second signal ends the wait
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds_or_never)]
@@ -157,7 +158,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect
 
   smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     capture what passes
-  smbdirect gateway ctl sessions              of a running gateway with --control; ctl --help lists more
+  smbdirect gateway ctl sessions              of a running gateway with --control
 
 \x1b[1m\x1b[4mAs a service:\x1b[0m
   SIGTERM stops listening, waits until requests are answered (--drain-timeout), and ends. SIGHUP
@@ -193,8 +194,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 /// A tool for a running gateway.
 #[derive(Debug, Subcommand)]
 enum Tool {
-    // The help of `gateway` names it, and has no room for a list of commands.
-    #[command(hide = true)]
     Ctl(ctl::Ctl),
 }
 

@@ -30,19 +30,24 @@ pub(crate) const ENVIRONMENT: &str = "\x1b[1m\x1b[4mEnvironment:\x1b[0m
 /// Returns the command line with both forms of help.
 pub(crate) fn arrange(command: Command) -> Command {
     let long = [&sections(&command), EXIT_STATUS, ENVIRONMENT].join("\n\n");
-    let command = command.after_long_help(long);
+    for_each_command(command.after_long_help(long), &arrange_one)
+}
+
+/// Returns `command` with each of its commands changed by `change`.
+pub(crate) fn for_each_command(command: Command, change: &dyn Fn(Command) -> Command) -> Command {
     let names: Vec<_> = command
         .get_subcommands()
         .map(|one| one.get_name().to_owned())
         .collect();
     names.into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, arrange_one)
+        command.mut_subcommand(name, change)
     })
 }
 
-/// Arranges the help of one command.
+/// Arranges the help of one command, and of the commands that it has.
 fn arrange_one(command: Command) -> Command {
     let long = sections(&command);
+    let command = for_each_command(command, &arrange_one);
     let command = command.mut_args(|option| {
         if option.get_help_heading().is_some() {
             option.hide_short_help(true)

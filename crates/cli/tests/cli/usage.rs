@@ -299,6 +299,7 @@ fn short_help_fits_a_screen_and_long_help_has_everything() {
     assert!(commands.len() > 10, "{commands:?}");
     let mut lines = vec![vec!["-h"]];
     lines.extend(commands.iter().map(|name| vec![name.as_str(), "-h"]));
+    lines.push(vec!["gateway", "ctl", "-h"]);
     for arguments in lines {
         for columns in ["80", "100"] {
             let output = command(&arguments).env("COLUMNS", columns).output();
@@ -320,6 +321,10 @@ fn short_help_fits_a_screen_and_long_help_has_everything() {
         );
         assert!(!short.contains("Connection settings"), "{short}");
     }
+    let gateway = run(&["gateway", "-h"]).succeeded().stdout;
+    assert!(gateway.contains("\n  ctl "), "{gateway}");
+    let ctl = run(&["help", "gateway", "ctl"]).succeeded().stdout;
+    assert!(ctl.contains("With --json:"), "{ctl}");
     let whole = run(&["--help"]).succeeded().stdout;
     for heading in ["Exit status:", "Environment:"] {
         assert!(whole.contains(&format!("\n{heading}\n")), "{whole}");
