@@ -392,24 +392,43 @@ fn query(prometheus: &str, expression: &str) -> Value {
     answer["data"]["result"].clone()
 }
 
-/// Returns the queries of the dashboard, for one instance and a short interval.
-fn dashboard() -> Vec<String> {
+/// Returns the dashboard.
+fn dashboard() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/grafana/smbdirect.json");
-    let text = fs::read_to_string(path).unwrap();
-    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Returns the query and the legend of each line of the dashboard.
+fn dashboard_lines() -> Vec<(String, String)> {
+    let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap();
     let targets = panels
         .iter()
         .filter_map(|panel| panel["targets"].as_array())
         .flatten();
-    let expression = |target: &Value| target["expr"].as_str().unwrap().to_owned();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
     targets
-        .map(expression)
-        .map(|text| {
-            text.replace("$__rate_interval", "5s")
-                .replace("$instance", ".*")
-        })
+        .map(|target| (text(&target["expr"]), text(&target["legendFormat"])))
         .collect()
+}
+
+/// The figures of two services of a process are two lines, and one service can be selected.
+#[test]
+fn the_dashboard_tells_services_apart() {
+    let variables = dashboard()["templating"]["list"].clone();
+    let variables = variables.as_array().unwrap();
+    assert!(variables.iter().any(|one| one["name"] == "service"));
+    let lines = dashboard_lines();
+    let of_services: Vec<_> = lines
+        .iter()
+        .filter(|(expression, _)| expression.contains("smbdirect_gateway_"))
+        .collect();
+    assert!(of_services.len() > 10);
+    for (expression, legend) in of_services {
+        assert!(expression.contains("service=~\"$service\""), "{expression}");
+        assert!(expression.contains("sum by (service"), "{expression}");
+        assert!(legend.contains("{{service}}"), "{expression}: {legend}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -434,9 +453,13 @@ async fn a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard()
         );
         sleep(Duration::from_millis(100)).await;
     }
-    let queries = dashboard();
-    assert!(queries.len() > 30);
-    for expression in queries {
+    let lines = dashboard_lines();
+    assert!(lines.len() > 30);
+    for (expression, _) in lines {
+        let expression = expression
+            .replace("$__rate_interval", "5s")
+            .replace("$instance", ".*")
+            .replace("$service", ".*");
         let result = query(&prometheus, &expression);
         // Some figures count failures only, and nothing failed.
         let may_be_empty = expression.ends_with("> 0");
