@@ -149,6 +149,14 @@ expect "the first client starts the service" client smbdirect ping server.exampl
 (sleep 0.3; systemctl restart smbdirect-gateway) &
 for _ in 1 2 3 4 5; do client smbdirect ping server.example --count 1 || fail "refused during a restart"; sleep 0.2; done >/dev/null
 wait
+# An upgrade, which a reinstallation is for the scripts of the package, restarts what runs and keeps the settings.
+cp /etc/smbdirect/gateway.toml settings
+before=$(unit MainPID)
+expect "installs over it" apt-get install -y --reinstall ./smbdirect_*.deb
+cmp settings /etc/smbdirect/gateway.toml || fail "the settings changed"
+expect "serves after it" client smbdirect ping server.example --count 2 --interval 0.1
+[ "$(unit ActiveState)" = active ] && [ "$(unit MainPID)" != "$before" ] ||
+  fail "after an upgrade the service is $(unit ActiveState), process $before became $(unit MainPID)"
 for block in /lesson/service-*.sh; do
   grep -qxF "$block" ran || fail "a block of the service page did not run: $(cat "$block")"
 done
