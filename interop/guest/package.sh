@@ -118,7 +118,7 @@ wait $ping && echo "ok: a connection outlives two reloads: $(tail -1 ping)" || {
 
 # The limit of the control group is honoured, and named.
 expect "a memory limit" sh -c "systemctl set-property --runtime smbdirect-gateway MemoryMax=600M && systemctl restart smbdirect-gateway"
-journalctl -u smbdirect-gateway --no-pager | grep -m1 "permits 600 MiB: using 450 MiB" || fail "the memory limit is not named"
+journalctl -u smbdirect-gateway --no-pager | grep -m1 "is 600 MiB; using 450 MiB" || fail "the memory limit is not named"
 [ "$(figure smbdirect_gateway_memory_limit_bytes 'answers')" = 117964800 ] || fail "the memory limit is not honoured"
 expect "a restart without the limit" sh -c "systemctl set-property --runtime smbdirect-gateway MemoryMax=infinity && systemctl restart smbdirect-gateway"
 
