@@ -119,6 +119,13 @@ pub trait ProviderListener: Send + fmt::Debug {
     fn set_admission(&mut self, admission: Admission) {
         drop(admission);
     }
+
+    /// Stops listening, and returns whether this listener can: [`accept`](Self::accept) then returns the peers that
+    /// have connected before, and fails when there are no more. This default implementation does nothing and returns
+    /// false, and the drop of the listener ends it.
+    fn stop(&mut self) -> bool {
+        false
+    }
 }
 
 /// Decides whether a peer may connect, by its address. Returns its place, or `None` to refuse the peer. Must not block.

@@ -101,6 +101,13 @@ impl IncomingListener {
         self.listener.local_addr()
     }
 
+    /// Stops listening, and returns whether the provider can: [`accept`](Self::accept) then returns the peers that have
+    /// connected before, and fails when there are no more. So a process can pass its listening socket on to another one
+    /// without an effect on peers. If the result is false, nothing has changed, and the drop of the listener ends it.
+    pub fn stop(&mut self) -> bool {
+        self.listener.stop()
+    }
+
     /// Returns the next connection request.
     ///
     /// The provider limits the number of requests that wait here. A peer waits until its request is answered, so

@@ -1,7 +1,7 @@
 //! [`NetworkSettings`], the settings of sockets for managed networks.
 
 #[cfg(feature = "tokio")]
-use std::io;
+use std::{io, net};
 
 #[cfg(feature = "tokio")]
 use socket2::SockRef;
@@ -41,6 +41,12 @@ impl NetworkSettings {
         self.apply_dscp(socket)
     }
 
+    /// Returns whether these settings are those of a socket that another process has created. Systems other than Linux
+    /// have none.
+    pub fn are_of(&self, socket: &net::TcpListener) -> bool {
+        are_of(self, &SockRef::from(socket)).unwrap_or(false)
+    }
+
     /// Applies the interface to a socket.
     ///
     /// # Errors
@@ -78,6 +84,18 @@ fn bind_device(socket: &SockRef<'_>, interface: &str) -> io::Result<()> {
 #[cfg(all(feature = "tokio", not(target_os = "linux")))]
 fn bind_device(_: &SockRef<'_>, _: &str) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(all(feature = "tokio", target_os = "linux"))]
+fn are_of(settings: &NetworkSettings, socket: &SockRef<'_>) -> io::Result<bool> {
+    let interface = settings.interface.as_ref().map(String::as_bytes);
+    let class = traffic_class(settings.dscp);
+    Ok(socket.device()?.as_deref() == interface && socket.tos_v4()? == class.into())
+}
+
+#[cfg(all(feature = "tokio", not(target_os = "linux")))]
+fn are_of(settings: &NetworkSettings, _: &SockRef<'_>) -> io::Result<bool> {
+    Ok(*settings == NetworkSettings::default())
 }
 
 #[cfg(all(feature = "tokio", target_os = "linux"))]
@@ -130,6 +148,20 @@ mod tests {
         with(0, None).apply(&SockRef::from(&socket)).unwrap();
         assert_eq!(socket.tos_v4().unwrap(), 0);
         assert_eq!(socket.device().unwrap(), None);
+    }
+
+    #[test]
+    fn a_socket_of_another_process_is_compared() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        with(46, Some("lo")).apply(&SockRef::from(&socket)).unwrap();
+        let socket = net::TcpListener::from(socket);
+        for (settings, are_of) in [
+            (with(46, Some("lo")), true),
+            (with(0, Some("lo")), false),
+            (with(46, None), false),
+        ] {
+            assert_eq!(settings.are_of(&socket), are_of, "{settings:?}");
+        }
     }
 
     #[test]

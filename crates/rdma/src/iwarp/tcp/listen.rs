@@ -1,6 +1,7 @@
 //! The responder's side of the startup: accept TCP connections, read Requests, send Replies.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, mpsc, oneshot},
     task::JoinSet,
     time::sleep,
 };
@@ -40,10 +41,35 @@ use crate::{
 /// A listener that returns the peers whose Request has arrived.
 #[derive(Debug)]
 pub(super) struct IwarpListener {
-    pub(super) local_addr: SocketAddr,
-    pub(super) incoming: Receiver<IncomingRequest>,
-    pub(super) admission: Arc<OnceLock<Admission>>,
-    pub(super) _task: OwnedTask,
+    local_addr: SocketAddr,
+    incoming: Receiver<IncomingRequest>,
+    admission: Arc<OnceLock<Admission>>,
+    stop: Option<oneshot::Sender<()>>,
+    _task: OwnedTask,
+}
+
+/// Maximum number of peers whose Request has arrived and that wait to be accepted.
+const BACKLOG: usize = 16;
+
+impl IwarpListener {
+    /// Creates a listener for this socket.
+    ///
+    /// # Errors
+    /// The system does not tell the address of the socket.
+    pub(super) fn new(listener: TcpListener, config: Arc<IwarpConfig>) -> io::Result<Self> {
+        let local_addr = listener.local_addr()?;
+        let (sender, incoming) = mpsc::channel(BACKLOG);
+        let (stop, stopped) = oneshot::channel();
+        let admission = Arc::default();
+        let accepting = accept_all(listener, config, Arc::clone(&admission), sender, stopped);
+        Ok(Self {
+            local_addr,
+            incoming: incoming.into(),
+            admission,
+            stop: Some(stop),
+            _task: OwnedTask::spawn(accepting),
+        })
+    }
 }
 
 impl ProviderListener for IwarpListener {
@@ -63,6 +89,14 @@ impl ProviderListener for IwarpListener {
         // The first one stays.
         let _ = self.admission.set(admission);
     }
+
+    fn stop(&mut self) -> bool {
+        if let Some(stop) = self.stop.take() {
+            // A task that has ended has stopped.
+            let _ = stop.send(());
+        }
+        true
+    }
 }
 
 /// Time between two attempts to accept a connection after one failed.
@@ -71,12 +105,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The interval of log lines about connections that cannot be accepted.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Accepts TCP connections and reads their Requests concurrently.
-pub(super) async fn accept_all(
+/// Accepts TCP connections and reads their Requests concurrently. After a stop, it ends when it has read those of
+/// the connections that were accepted before.
+async fn accept_all(
     listener: TcpListener,
     config: Arc<IwarpConfig>,
     admission: Arc<OnceLock<Admission>>,
     incoming: mpsc::Sender<IncomingRequest>,
+    mut stopped: oneshot::Receiver<()>,
 ) {
     let mut half_open = JoinSet::new();
     let (mut logged, mut failures) = (None::<Instant>, 0);
@@ -84,47 +120,49 @@ pub(super) async fn accept_all(
     // connection or `close_timeout` has passed.
     let drain_permits = Arc::new(Semaphore::new(config.max_half_open));
     loop {
-        tokio::select! {
-            Some(_) = half_open.join_next() => {}
+        let accepted = tokio::select! {
+            Some(_) = half_open.join_next() => continue,
+            _ = &mut stopped => break,
             //= MPA-31
             //= SEC-07
-            accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
-                match accepted {
-                    Ok((stream, peer)) => {
-                        let peer = canonical(peer);
-                        let place = match admission.get().map(|admission| admission.admit(peer)) {
-                            // It is refused before anything is read, and holds nothing.
-                            Some(None) => continue,
-                            Some(place) => place,
-                            None => None,
-                        };
-                        let half = HalfOpen {
-                            stream,
-                            place,
-                            config: config.clone(),
-                            drain_permits: drain_permits.clone(),
-                        };
-                        let reading = half.read_request(incoming.clone());
-                        half_open.spawn(reading.instrument(connection_span(peer)));
-                    }
-                    // The peer has ended the connection already. A pause would delay other peers.
-                    Err(error) if is_of_one_peer(&error) => {
-                        debug!(%error, "a peer ended its TCP connection before it was accepted");
-                    }
-                    Err(error) => {
-                        failures += 1;
-                        if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
-                            let cure = cure(&error);
-                            warn!(%error, cure, failures, "accepting a TCP connection failed");
-                            (logged, failures) = (Some(Instant::now()), 0);
-                        }
-                        // Other connections may end meanwhile, and free the resources that this one needs.
-                        sleep(ACCEPT_PAUSE).await;
-                    }
+            accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let peer = canonical(peer);
+                let place = match admission.get().map(|admission| admission.admit(peer)) {
+                    // It is refused before anything is read, and holds nothing.
+                    Some(None) => continue,
+                    Some(place) => place,
+                    None => None,
+                };
+                let half = HalfOpen {
+                    stream,
+                    place,
+                    config: config.clone(),
+                    drain_permits: drain_permits.clone(),
+                };
+                let reading = half.read_request(incoming.clone());
+                half_open.spawn(reading.instrument(connection_span(peer)));
+            }
+            // The peer has ended the connection already. A pause would delay other peers.
+            Err(error) if is_of_one_peer(&error) => {
+                debug!(%error, "a peer ended its TCP connection before it was accepted");
+            }
+            Err(error) => {
+                failures += 1;
+                if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
+                    let cure = cure(&error);
+                    warn!(%error, cure, failures, "accepting a TCP connection failed");
+                    (logged, failures) = (Some(Instant::now()), 0);
                 }
+                // Other connections may end meanwhile, and free the resources that this one needs.
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+    drop(listener);
+    while half_open.join_next().await.is_some() {}
 }
 
 /// A TCP connection whose peer has not sent its Request.

@@ -5,13 +5,13 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::sync::mpsc;
+use tokio::net::TcpListener;
 use tracing::debug;
 
 use super::{
     config::{IwarpConfig, check_private_data},
     connect::{ConnectFailure, initiate},
-    listen::{IwarpListener, accept_all},
+    listen::IwarpListener,
     options::{adopt, bind},
     queue_pair::IwarpQueuePair,
 };
@@ -20,7 +20,6 @@ use crate::{
     provider::{
         BoxFuture, ConnectRequest, Connected, Provider, ProviderAttributes, ProviderListener,
     },
-    runtime::OwnedTask,
     software::os_error::os_error,
     work::ProviderError,
 };
@@ -56,6 +55,16 @@ impl Iwarp {
             listener: Arc::new(Mutex::new(Some(listener))),
             ..self
         }
+    }
+
+    /// Creates the listening socket that `listen` would create, for a caller that keeps a duplicate of it and gives it
+    /// to [`with_listener`](Self::with_listener). Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub fn bind(&self, address: SocketAddr) -> Result<net::TcpListener, ProviderError> {
+        let bound = bind(address, &self.config).and_then(TcpListener::into_std);
+        bound.map_err(|error| os_error("listening", &error))
     }
 }
 
@@ -115,23 +124,8 @@ impl Provider for Iwarp {
                 Some(listener) => adopt(listener, &self.config),
                 None => bind(address, &self.config),
             };
-            let listener = listener.map_err(failed)?;
-            let local_addr = listener.local_addr().map_err(failed)?;
-            let (sender, incoming) = mpsc::channel(16);
-            let admission = Arc::default();
-            let accepting = accept_all(
-                listener,
-                self.config.clone(),
-                Arc::clone(&admission),
-                sender,
-            );
-            let listener = IwarpListener {
-                local_addr,
-                incoming: incoming.into(),
-                admission,
-                _task: OwnedTask::spawn(accepting),
-            };
-            Ok(Box::new(listener) as Box<dyn ProviderListener>)
+            let listener = listener.and_then(|one| IwarpListener::new(one, self.config.clone()));
+            Ok(Box::new(listener.map_err(failed)?) as Box<dyn ProviderListener>)
         })
     }
 }

@@ -126,3 +126,28 @@ async fn a_silent_peer_that_is_not_admitted_is_closed_immediately() {
     client.unwrap();
     assert_eq!(places.asked.load(SeqCst), 301);
 }
+
+#[tokio::test]
+async fn peers_that_have_connected_are_accepted_after_a_stop() {
+    let places = Places::default();
+    let provider = Iwarp::default();
+    let listener = IncomingListener::bind(&provider, "127.0.0.1:0").await;
+    let mut listener = listener.unwrap().with_admission(places.admission());
+    let address = listener.local_addr();
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let stopping = async {
+        // Its TCP connection is accepted, and its Request may not have arrived.
+        while places.asked.load(SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(listener.stop());
+        let incoming = listener.accept().await.unwrap();
+        let connection = incoming.accept(Config::default()).await.unwrap();
+        assert!(listener.accept().await.is_err(), "there are no more");
+        connection
+    };
+    let (client, server) = within(async { tokio::join!(connecting, stopping) }).await;
+    client.unwrap().close().await.unwrap();
+    drop(server);
+    assert!(TcpStream::connect(address).await.is_err());
+}
