@@ -13,12 +13,14 @@ mod registry;
 mod reload;
 mod services;
 mod transparent;
+mod upgrade;
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{env, future::Future, path::PathBuf, pin::pin, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use smbdirect_gateway::Protocol;
+use tracing::warn;
 
 use crate::{
     metrics::{self, MetricsOptions},
@@ -27,7 +29,7 @@ use crate::{
         with_profiles,
     },
     report::Report,
-    signals::{Hangup, Interrupted},
+    signals::{Interrupted, Request, Requests},
     systemd::{self, State},
 };
 
@@ -35,6 +37,10 @@ use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
 use services::Services;
 use transparent::Transparent;
+use upgrade::Successor;
+
+#[cfg(target_os = "linux")]
+pub(crate) use upgrade::start_new_process;
 
 /// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -129,7 +135,7 @@ pub(crate) struct Gateway {
     #[command(flatten)]
     servers: ServerOptions,
 
-    /// Longest time that SIGTERM waits for answers to requests
+    /// Longest time that SIGTERM waits for answers to requests, and that sessions go on after SIGUSR2
     ///
     /// 0 ends sessions immediately, and `never` waits until clients leave. A second signal ends the wait
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds_or_never)]
@@ -163,7 +169,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 \x1b[1m\x1b[4mAs a service:\x1b[0m
   SIGTERM stops listening, waits until requests are answered (--drain-timeout), and ends. SIGHUP
   reads --config again: services come and go, and what the manual names changes for sessions that
-  begin later; other changes need a restart, and are named.
+  begin later; other changes need a restart, and are named. SIGUSR2 (Linux) starts the program again,
+  and the new process takes the clients that come; sessions go on for at most --drain-timeout.
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   READ and WRITE with a channel need no setting, on the client or on the server. They are
@@ -183,6 +190,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"server_down\", server, reason} and {\"event\":\"server_up\", server}   with several servers
   {\"event\":\"turned_away\", peer, open, reason}
   {\"event\":\"reloaded\", changed, needs_restart, added, removed}   after SIGHUP, with --config
+  {\"event\":\"upgraded\", process, open}   after SIGUSR2: the new process, and the sessions here
   {\"event\":\"lines_lost\", lines}   when lines were lost because nothing read them
   {\"event\":\"draining\", open, seconds}   after SIGTERM or SIGINT, if sessions are open
   {\"event\":\"summary\", total, failed, turned_away, CARRIED}
@@ -255,82 +263,227 @@ impl Gateway {
         build::limit_memory(&mut planned, 0);
         build::raise_open_files(&planned)?;
         let mut services = Services::new(report, file, has_tables);
+        let Signals {
+            interrupted,
+            requests,
+        } = &mut signals;
         // A name may take long to be looked up.
-        let starting = async {
-            let listening = services.listen(planned).await?;
-            let mut metrics = metrics.bind().await?;
-            if let Some(path) = &control {
-                let server = metrics.get_or_insert_with(metrics::Server::new);
-                server.bind_control(path).await?;
-            }
-            listening.into_iter().for_each(|one| services.begin(one));
-            if let Some(server) = &mut metrics {
-                server.start(report, services.registry());
-            }
-            Ok::<_, anyhow::Error>(metrics)
-        };
-        let metrics = tokio::select! {
-            started = starting => started?,
-            () = signals.interrupted.wait() => return Ok(true),
+        let server = tokio::select! {
+            started = async {
+                let mut inherited = systemd::inherited()?;
+                let listening = services.listen(planned, &mut inherited).await?;
+                let mut server = metrics.bind(&mut inherited.kept).await?;
+                if let Some(path) = &control {
+                    let server = server.get_or_insert_with(metrics::Server::new);
+                    server.bind_control(path, &inherited.kept).await?;
+                }
+                be_ready(inherited, requests).await?;
+                listening.into_iter().for_each(|one| services.begin(one));
+                if let Some(server) = &mut server {
+                    server.start(report, services.registry());
+                }
+                Ok::<_, anyhow::Error>(server)
+            } => started?,
+            () = interrupted.wait() => return Ok(true),
         };
         // It does not delay clients.
         tokio::spawn(transparent.warn_of_missing_routes());
-        tokio::select! {
-            served = signals.serve(services) => served?,
-            () = systemd::keep_watchdog_quiet() => {}
-        }
+        serve(signals, services, server).await?;
+        Ok(true)
+    }
+}
+
+/// Waits until this process is to serve: after the process that it is to succeed, if there is one.
+///
+/// # Errors
+/// The other process goes on.
+#[cfg(target_os = "linux")]
+async fn be_ready(mut inherited: systemd::Inherited, requests: &mut Requests) -> Result<()> {
+    if let Some(predecessor) = inherited.predecessor.take() {
+        upgrade::be_ready(predecessor).await?;
+        // It was for the other process.
+        requests.forget_upgrade().await;
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn be_ready(_: systemd::Inherited, _: &mut Requests) -> Result<()> {
+    Ok(())
+}
+
+/// Runs the services until a signal ends them.
+async fn serve(
+    mut signals: Signals,
+    mut services: Services,
+    metrics: Option<metrics::Server>,
+) -> Result<()> {
+    let mut watched = pin!(systemd::keep_watchdog_quiet());
+    let result = tokio::select! {
+        ended = signals.until_end(&mut services, metrics.as_ref()) => ended,
+        () = &mut watched => Ok(End::Stopped),
+    };
+    if let Ok(End::Succeeded) = result {
+        // From here on the service manager listens to the other process.
         if let Some(server) = metrics {
             server.end().await;
         }
-        Ok(true)
+        services.be_succeeded(signals.end_of_succeeded()).await;
+        services.end(signals.interrupted.wait()).await;
+        return Ok(());
     }
+    systemd::notify(State::Stopping("waiting for the answers to requests"));
+    tokio::select! {
+        () = systemd::with_more_time(services.end(signals.interrupted.wait())) => {}
+        () = &mut watched => {}
+    }
+    if let Some(server) = metrics {
+        server.end().await;
+    }
+    result.map(drop)
+}
+
+/// Why a gateway accepts no more clients.
+enum End {
+    Stopped,
+    /// Another process has taken its place.
+    Succeeded,
 }
 
 /// The signals that control a gateway.
 struct Signals {
     interrupted: Interrupted,
-    hangup: Hangup,
+    requests: Requests,
 }
 
 impl Signals {
     fn new() -> Self {
         Self {
-            // First, because without a handler it ends the process.
-            hangup: Hangup::new(),
+            // First, because without a handler they end the process.
+            requests: Requests::new(),
             interrupted: Interrupted::new(),
         }
     }
 
-    /// Runs the services until a signal ends them.
-    async fn serve(mut self, mut services: Services) -> Result<()> {
+    /// Runs the services until a signal ends them, or another process serves.
+    ///
+    /// # Errors
+    /// A service accepts no more clients.
+    async fn until_end(
+        &mut self,
+        services: &mut Services,
+        metrics: Option<&metrics::Server>,
+    ) -> Result<End> {
         let registry = services.registry();
-        let mut result = Ok(());
-        systemd::notify(State::Ready(&services.state()));
+        report_ready(services);
         loop {
             tokio::select! {
-                ended = services.ended() => {
-                    // The sessions of the other services have their time, too.
-                    if ended.is_err() {
-                        result = ended;
-                        break;
+                // The sessions of the other services have their time, too.
+                ended = services.ended() => ended?,
+                request = self.requests.next() => match request {
+                    Request::Reload => {
+                        systemd::notify(State::Reloading);
+                        tokio::select! {
+                            () = services.reload() => {}
+                            () = self.interrupted.wait() => return Ok(End::Stopped),
+                        }
+                        report_ready(services);
                     }
-                }
-                () = self.hangup.wait() => {
-                    systemd::notify(State::Reloading);
-                    tokio::select! {
-                        () = services.reload() => {}
-                        () = self.interrupted.wait() => break,
+                    Request::Upgrade => {
+                        let sockets = sockets(services, metrics);
+                        let started = async { Successor::start(sockets?).await };
+                        if let Some(end) = self.upgrade(services, started).await? {
+                            return Ok(end);
+                        }
                     }
-                    systemd::notify(State::Ready(&services.state()));
-                }
-                () = self.interrupted.wait() => break,
-                () = registry.drain_requested() => break,
+                },
+                () = self.interrupted.wait() => return Ok(End::Stopped),
+                () = registry.drain_requested() => return Ok(End::Stopped),
             }
         }
-        systemd::notify(State::Stopping("waiting for the answers to requests"));
-        systemd::with_more_time(services.end(self.interrupted.wait())).await;
-        result
     }
+
+    /// Waits until the successor has `started`, and has it serve. Returns `None` if there is none, and this process goes on.
+    ///
+    /// # Errors
+    /// A service accepts no more clients.
+    async fn upgrade(
+        &mut self,
+        services: &mut Services,
+        started: impl Future<Output = Result<Successor>>,
+    ) -> Result<Option<End>> {
+        let registry = services.registry();
+        let mut is_reload_due = false;
+        let mut started = pin!(started);
+        let started = loop {
+            tokio::select! {
+                started = &mut started => break started,
+                ended = services.ended() => ended?,
+                request = self.requests.next() => match request {
+                    Request::Reload => is_reload_due = true,
+                    Request::Upgrade => warn!("SIGUSR2: an upgrade is under way already"),
+                },
+                () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
+                () = registry.drain_requested() => return Ok(Some(End::Stopped)),
+            }
+        };
+        let succeeded = async {
+            let mut successor = started?;
+            successor.take_over().await?;
+            Ok::<_, anyhow::Error>(successor)
+        };
+        match succeeded.await {
+            Ok(successor) => {
+                services.report_upgraded(successor.id);
+                if is_reload_due {
+                    successor.reload();
+                }
+                Ok(Some(End::Succeeded))
+            }
+            Err(error) => {
+                warn!("the upgrade has failed, and this process goes on: {error:#}");
+                if is_reload_due {
+                    services.reload().await;
+                    report_ready(services);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns when a signal ends a gateway whose place another process has taken.
+    async fn end_of_succeeded(&mut self) {
+        loop {
+            tokio::select! {
+                request = self.requests.next() => {
+                    let signal = if request == Request::Reload { "SIGHUP" } else { "SIGUSR2" };
+                    warn!("{signal} has no effect: another process has taken the place of this one");
+                }
+                () = self.interrupted.wait() => return,
+            }
+        }
+    }
+}
+
+/// Reports to the service manager that clients are served.
+fn report_ready(services: &Services) {
+    systemd::store(services.own_sockets());
+    systemd::notify(State::Ready(&services.state()));
+}
+
+/// Returns the listening sockets for a process that takes the place of this one.
+///
+/// # Errors
+/// There can be no such process.
+fn sockets(services: &Services, metrics: Option<&metrics::Server>) -> Result<Vec<systemd::Passed>> {
+    if let Some(why) = upgrade::prevented() {
+        bail!("{why}");
+    }
+    let mut sockets = services.sockets()?;
+    if let Some(server) = metrics {
+        sockets.extend(server.sockets()?);
+    }
+    Ok(sockets)
 }
 
 #[cfg(test)]

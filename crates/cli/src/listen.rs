@@ -16,6 +16,7 @@ use serde::Serialize;
 use smbdirect::{
     Access, Connection, ConnectionError, Listener, SendError, Sending, Statistics, metrics::Family,
 };
+use smbdirect_transport::Kept;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
@@ -178,7 +179,7 @@ impl Listen {
         let starting = async {
             let listener = rdma.listen(&self.address(), &config).await;
             let listener = listener.of_kind(Kind::Listen)?;
-            Ok::<_, anyhow::Error>((listener, self.metrics.bind().await?))
+            Ok::<_, anyhow::Error>((listener, self.metrics.bind(&mut Kept::default()).await?))
         };
         // A name may take long to be looked up.
         let (listener, mut metrics) = tokio::select! {

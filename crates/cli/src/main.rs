@@ -191,7 +191,7 @@ impl Command {
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     if env::args_os().nth(1).is_some_and(|name| name == "gateway") {
-        signals::hold_hangup();
+        signals::hold_requests();
     }
     let command = parse();
     report::set_json(command.json());
@@ -255,6 +255,12 @@ fn run(command: Command) -> Result<u8> {
     #[cfg(target_os = "linux")]
     if let Command::Run(command) = &command
         && let Some(result) = command.without_threads()
+    {
+        return result;
+    }
+    #[cfg(target_os = "linux")]
+    if let Command::Gateway(_) = &command
+        && let Some(result) = gateway::start_new_process()
     {
         return result;
     }

@@ -16,6 +16,7 @@ mod text;
 #[cfg(unix)]
 use std::io;
 use std::{
+    net::TcpListener,
     path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
@@ -25,6 +26,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
 use smbdirect::rdma::software::network::NetworkSettings;
+use smbdirect_transport::Kept;
 use tokio::task::JoinSet;
 
 pub(crate) use client::ask;
@@ -44,6 +46,7 @@ use crate::report;
 use crate::{
     failure::{self, OfKind},
     report::Report,
+    systemd::{KEPT, Passed},
     transport,
 };
 
@@ -64,6 +67,8 @@ pub(crate) struct MetricsOptions {
 /// The server of the figures. Dropping the value ends the service.
 pub(crate) struct Server {
     sockets: Vec<(Served, Socket)>,
+    /// Duplicates of the sockets that have no path.
+    duplicates: Vec<TcpListener>,
     started: Instant,
     tasks: JoinSet<()>,
 }
@@ -84,27 +89,31 @@ enum Event<'a> {
 }
 
 impl MetricsOptions {
-    /// Listens on each address of `--metrics`, if it was given. A name may have several; those of them that cannot be
-    /// used are named in the log.
+    /// Listens on each address of `--metrics`, if it was given, with the socket of `kept` that has it, if there is one. A
+    /// name may have several; those of them that cannot be used are named in the log.
     ///
     /// # Errors
     /// No address can be used: the reason, and what to try.
-    pub(crate) async fn bind(&self) -> Result<Option<Server>> {
+    pub(crate) async fn bind(&self, kept: &mut Kept) -> Result<Option<Server>> {
         static STARTED: OnceLock<Instant> = OnceLock::new();
         let started = *STARTED.get_or_init(Instant::now);
         let Some(address) = &self.metrics else {
             return Ok(None);
         };
         process::open();
+        let mut duplicates = Vec::new();
         let sockets = match address {
             Endpoint::Address(address) => {
-                let listeners =
-                    transport::listen_tcp_all(address, DEFAULT_PORT, &NetworkSettings::default())
-                        .await;
+                let network = NetworkSettings::default();
+                let listeners = transport::listen_tcp_all(address, DEFAULT_PORT, &network, kept);
+                let listeners = listeners.await;
                 let listeners = listeners.of_kind(failure::Kind::Listen)?;
+                for listener in &listeners {
+                    duplicates.push(transport::duplicate(listener)?);
+                }
                 listeners.into_iter().map(Socket::Tcp).collect()
             }
-            Endpoint::Path(path) => vec![on_path(path, METRICS_MODE).await?],
+            Endpoint::Path(path) => vec![on_path(path, METRICS_MODE, kept).await?],
         };
         let of_metrics = |socket: Socket| {
             let bound = socket.address().map(|address| address.to_string());
@@ -113,16 +122,19 @@ impl MetricsOptions {
         };
         Ok(Some(Server {
             sockets: sockets.into_iter().map(of_metrics).collect(),
+            duplicates,
             started,
             tasks: JoinSet::new(),
         }))
     }
 }
 
-/// Listens on the path of a Unix socket.
-async fn on_path(path: &Path, mode: u32) -> Result<Socket> {
+/// Listens on the path of a Unix socket, which it takes over if `kept` are the sockets of a process that still serves.
+async fn on_path(path: &Path, mode: u32, kept: &Kept) -> Result<Socket> {
     #[cfg(unix)]
-    let bound = socket::listen_on_path(path, mode).await.map_err(|error| {
+    let bound = socket::listen_on_path(path, mode, kept.is_shared());
+    #[cfg(unix)]
+    let bound = bound.await.map_err(|error| {
         let why = match error.kind() {
             io::ErrorKind::AddrInUse => "another process serves there".into(),
             io::ErrorKind::AlreadyExists => "it exists and is not a socket".into(),
@@ -132,7 +144,7 @@ async fn on_path(path: &Path, mode: u32) -> Result<Socket> {
     });
     #[cfg(not(unix))]
     let bound: Result<Socket> = {
-        let _ = mode;
+        let _ = (mode, kept);
         Err(anyhow!(
             "cannot listen on {}: sockets with a path are for Unix",
             path.display()
@@ -152,6 +164,7 @@ impl Server {
         process::open();
         Self {
             sockets: Vec::new(),
+            duplicates: Vec::new(),
             started: Instant::now(),
             tasks: JoinSet::new(),
         }
@@ -161,10 +174,22 @@ impl Server {
     ///
     /// # Errors
     /// The path cannot be used.
-    pub(crate) async fn bind_control(&mut self, path: &Path) -> Result<()> {
-        let socket = on_path(path, CONTROL_MODE).await?;
+    pub(crate) async fn bind_control(&mut self, path: &Path, kept: &Kept) -> Result<()> {
+        let socket = on_path(path, CONTROL_MODE, kept).await?;
         self.sockets.push((Served::Control, socket));
         Ok(())
+    }
+
+    /// Returns duplicates of the sockets that have no path, for a process that takes the place of this one.
+    ///
+    /// # Errors
+    /// The system has too many open files.
+    pub(crate) fn sockets(&self) -> Result<Vec<Passed>> {
+        let duplicate = |socket: &TcpListener| {
+            let (name, socket) = (KEPT.to_owned(), socket.try_clone()?);
+            Ok(Passed { name, socket })
+        };
+        self.duplicates.iter().map(duplicate).collect()
     }
 
     /// Ends the service. The paths of its sockets are removed when it returns.
@@ -176,7 +201,8 @@ impl Server {
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
         let source = Arc::new(Source::new(self.started, figures));
         let room = server::room();
-        for (served, socket) in self.sockets.drain(..) {
+        for (served, mut socket) in self.sockets.drain(..) {
+            socket.open();
             let site = server::Site {
                 source: source.clone(),
                 has_control: matches!(served, Served::Control),

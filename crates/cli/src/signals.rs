@@ -80,50 +80,96 @@ impl Signals {
     }
 }
 
-/// Waits for SIGHUP, which asks to read the settings again. While it exists, SIGHUP does not kill the
-/// process.
+/// Waits for signals that ask for something. While it exists, these signals do not kill the process.
 #[derive(Debug)]
-pub(crate) struct Hangup {
+pub(crate) struct Requests {
     #[cfg(unix)]
-    signal: tokio::signal::unix::Signal,
+    reload: tokio::signal::unix::Signal,
+    #[cfg(target_os = "linux")]
+    upgrade: tokio::signal::unix::Signal,
 }
 
-/// Holds back SIGHUP until [`Hangup::new`]: before, it would end the process.
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(target_os = "linux"),
+    allow(dead_code, reason = "not every system has the signals")
+)]
+pub(crate) enum Request {
+    /// SIGHUP: to read the settings again.
+    Reload,
+    /// SIGUSR2, on Linux: to start the program again, and have the new process serve.
+    Upgrade,
+}
+
+/// Holds back the signals of [`Requests`] until [`Requests::new`]: before, they would end the process.
 #[cfg(target_os = "linux")]
-pub(crate) fn hold_hangup() {
-    // If the system refuses, SIGHUP ends the process for some milliseconds more.
-    let _ = hangup_alone().thread_block();
+pub(crate) fn hold_requests() {
+    // If the system refuses, they end the process for some milliseconds more.
+    let _ = requests_alone().thread_block();
+}
+
+/// Runs `start`, whose processes hold back these signals from their beginning: who asks for an upgrade may signal each
+/// process of a group one after the other.
+#[cfg(target_os = "linux")]
+pub(crate) fn holding_requests<T>(start: impl FnOnce() -> T) -> T {
+    hold_requests();
+    let started = start();
+    let _ = requests_alone().thread_unblock();
+    started
 }
 
 #[cfg(target_os = "linux")]
-fn hangup_alone() -> nix::sys::signal::SigSet {
-    let mut set = nix::sys::signal::SigSet::empty();
-    set.add(nix::sys::signal::Signal::SIGHUP);
-    set
+fn requests_alone() -> nix::sys::signal::SigSet {
+    use nix::sys::signal::Signal;
+    [Signal::SIGHUP, Signal::SIGUSR2].into_iter().collect()
 }
 
-impl Hangup {
+impl Requests {
     /// # Panics
     /// The system refuses signal handlers, which does not happen on supported systems.
     pub(crate) fn new() -> Self {
         #[cfg(unix)]
         {
             use tokio::signal::unix::{SignalKind, signal};
-            let signal = signal(SignalKind::hangup()).expect("the signal can be handled");
+            let handle = |kind| signal(kind).expect("the signal can be handled");
+            let requests = Self {
+                reload: handle(SignalKind::hangup()),
+                #[cfg(target_os = "linux")]
+                upgrade: handle(SignalKind::user_defined2()),
+            };
             #[cfg(target_os = "linux")]
-            let _ = hangup_alone().thread_unblock();
-            Self { signal }
+            let _ = requests_alone().thread_unblock();
+            requests
         }
         #[cfg(not(unix))]
         Self {}
     }
 
-    /// Returns at the next signal, which Windows does not have. Dropping the future loses no signal.
-    pub(crate) async fn wait(&mut self) {
-        #[cfg(unix)]
-        self.signal.recv().await;
+    /// Forgets the upgrade that was asked for until now.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn forget_upgrade(&mut self) {
+        tokio::select! {
+            biased;
+            _ = self.upgrade.recv() => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+
+    /// Returns the next request, of which Windows has none. Dropping the future loses no signal.
+    pub(crate) async fn next(&mut self) -> Request {
+        #[cfg(target_os = "linux")]
+        tokio::select! {
+            _ = self.reload.recv() => Request::Reload,
+            _ = self.upgrade.recv() => Request::Upgrade,
+        }
+        #[cfg(all(unix, not(target_os = "linux")))]
+        {
+            self.reload.recv().await;
+            Request::Reload
+        }
         #[cfg(not(unix))]
-        std::future::pending::<()>().await;
+        std::future::pending().await
     }
 }
 

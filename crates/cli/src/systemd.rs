@@ -1,9 +1,12 @@
-//! Reports to the service manager, and the listening socket that it passes to this process. Without
-//! systemd these functions do nothing.
+//! Reports to the service manager, and the sockets that it or an earlier process passes to this one. Without systemd the
+//! reports do nothing.
 
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
 use std::{future::Future, net::TcpListener, time::Duration};
 
 use anyhow::Result;
+use smbdirect_transport::Kept;
 
 /// A state of the service.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,8 @@ pub(crate) enum State<'a> {
     Reloading,
     /// It ends.
     Stopping(&'a str),
+    /// The process with this ID is the main process from now on.
+    Succeeded(u32),
 }
 
 /// Tells the service manager a state.
@@ -35,6 +40,7 @@ pub(crate) fn notify(state: State<'_>) {
                 .collect()
         }
         State::Stopping(text) => vec![NotifyState::Stopping, NotifyState::Status(text)],
+        State::Succeeded(id) => vec![NotifyState::MainPid(id)],
     };
     if let Err(error) = sd_notify::notify(&states) {
         tracing::warn!(%error, "the state of the service cannot be reported to the service manager");
@@ -43,6 +49,31 @@ pub(crate) fn notify(state: State<'_>) {
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn notify(_: State<'_>) {}
+
+/// Has the service manager keep these listening sockets, in place of those that it keeps, so that clients wait while the
+/// service restarts.
+#[cfg(target_os = "linux")]
+pub(crate) fn store<'a>(sockets: impl Iterator<Item = &'a TcpListener>) {
+    use sd_notify::NotifyState::{FdName, FdStore, FdStoreRemove};
+    use std::os::fd::AsFd;
+
+    let sockets: Vec<_> = sockets.map(AsFd::as_fd).collect();
+    let mut stored = sd_notify::notify(&[FdStoreRemove, FdName(KEPT)]);
+    for some in sockets.chunks(MAX_STORED_AT_ONCE) {
+        let more = sd_notify::notify_with_fds(&[FdStore, FdName(KEPT)], some);
+        stored = stored.and(more);
+    }
+    if let Err(error) = stored {
+        tracing::warn!(%error, "the sockets cannot be left with the service manager; clients are refused during a restart");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn store<'a>(_: impl Iterator<Item = &'a TcpListener>) {}
+
+/// Maximum number of descriptors in one datagram; Linux permits 253.
+#[cfg(target_os = "linux")]
+const MAX_STORED_AT_ONCE: usize = 200;
 
 /// Tells the service manager regularly that this process is alive, if it asks for that.
 #[cfg(target_os = "linux")]
@@ -91,35 +122,66 @@ pub(crate) async fn with_more_time<T>(ending: impl Future<Output = T>) -> T {
     ending.await
 }
 
-/// A listening socket that the service manager has passed to this process (socket activation).
+/// The name of sockets that an earlier process has left; systemd's name for descriptors that it stores.
+pub(crate) const KEPT: &str = "stored";
+/// The name of the stream to the process that this one is to succeed.
+#[cfg(target_os = "linux")]
+pub(crate) const PREDECESSOR: &str = "predecessor";
+
+/// A listening socket, and the name by which it is passed.
 #[derive(Debug)]
 pub(crate) struct Passed {
-    /// FileDescriptorName= of the socket unit.
+    /// FileDescriptorName= of the socket unit, or [`KEPT`].
     pub(crate) name: String,
     pub(crate) socket: TcpListener,
 }
 
-/// Returns the listening sockets that the service manager has passed to this process. Later calls return none.
+/// What was passed to this process.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    /// The sockets of socket units (socket activation).
+    pub(crate) of_units: Vec<Passed>,
+    /// The sockets that an earlier process has left.
+    pub(crate) kept: Kept,
+    /// The stream to the process that this one is to succeed.
+    #[cfg(unix)]
+    pub(crate) predecessor: Option<UnixStream>,
+}
+
+/// Returns what was passed to this process. Later calls return nothing.
 ///
 /// # Errors
-/// A socket is not a listening TCP socket.
+/// A socket of a socket unit is not a listening TCP socket.
 #[cfg(target_os = "linux")]
-pub(crate) fn passed_listeners() -> Result<Vec<Passed>> {
+pub(crate) fn inherited() -> Result<Inherited> {
     use anyhow::{Context, bail};
+    use rustix::net::{AddressFamily, SocketType, sockopt::socket_acceptconn};
 
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let mut passed = listenfd::ListenFd::from_env();
-    let mut listeners = Vec::new();
+    let (mut of_units, mut kept, mut predecessor) = (Vec::new(), Vec::new(), None);
     for index in 0..passed.len() {
         let name = names.next().unwrap_or_default().to_owned();
-        let socket = passed
-            .take_tcp_listener(index)
-            .context("a socket that the service manager passed is not a TCP listener")?;
+        if name == PREDECESSOR {
+            let family = AddressFamily::UNIX.as_raw().into();
+            let kind = SocketType::STREAM.as_raw() as i32;
+            predecessor = passed.take_custom(index, family, kind, "stream")?;
+            continue;
+        }
+        let socket = passed.take_tcp_listener(index);
+        if name == KEPT {
+            // One that does not listen any longer is of no use.
+            let socket = socket.ok().flatten();
+            kept.extend(socket.filter(|socket| socket_acceptconn(socket).unwrap_or(false)));
+            continue;
+        }
+        let socket =
+            socket.context("a socket that the service manager passed is not a TCP listener")?;
         let Some(socket) = socket else {
             continue;
         };
-        if !rustix::net::sockopt::socket_acceptconn(&socket)? {
+        if !socket_acceptconn(&socket)? {
             bail!(
                 "the socket that the service manager passed does not listen; use ListenStream= with Accept=no in the \
                  socket unit"
@@ -128,14 +190,18 @@ pub(crate) fn passed_listeners() -> Result<Vec<Passed>> {
         socket
             .set_nonblocking(true)
             .context("the socket of the service manager cannot be used")?;
-        listeners.push(Passed { name, socket });
+        of_units.push(Passed { name, socket });
     }
-    Ok(listeners)
+    Ok(Inherited {
+        of_units,
+        kept: Kept::new(kept, predecessor.is_some()),
+        predecessor,
+    })
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn passed_listeners() -> Result<Vec<Passed>> {
-    Ok(Vec::new())
+pub(crate) fn inherited() -> Result<Inherited> {
+    Ok(Inherited::default())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -1,6 +1,9 @@
 //! The options about RDMA: the settings of its kind, and the capture of its traffic.
 
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::{
+    io,
+    net::{self, Ipv4Addr, UdpSocket},
+};
 
 use anyhow::Result;
 use smbdirect::rdma::roce::RoceConfig;
@@ -10,6 +13,7 @@ pub(crate) use smbdirect_transport::{
     Families, Rdma, RdmaSettings, canonical, check_transparent, close, connection_span,
     explain_end, listen_tcp, listen_tcp_all, listen_tcp_on, resolve, resolve_listen,
 };
+use socket2::SockRef;
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
@@ -52,34 +56,16 @@ pub(crate) fn one_end(
     connect: Option<&ConnectOptions>,
     address: &Address,
 ) -> Result<(Rdma, Option<Capture>)> {
-    accepting_end(options, connect, address, None)
-}
-
-/// Returns the same as [`one_end`]. It listens on `passed`, if the service manager has passed a socket.
-///
-/// # Errors
-/// The errors of `one_end`, and an error if RDMA adapters are to listen on a socket.
-pub(crate) fn accepting_end(
-    options: &CommonOptions,
-    connect: Option<&ConnectOptions>,
-    address: &Address,
-    passed: Option<TcpListener>,
-) -> Result<(Rdma, Option<Capture>)> {
     check_kind(options)?;
-    if passed.is_some() && options.transport != Transport::Iwarp {
-        return Err(usage(
-            "RDMA adapters do not listen on the socket of the service manager; disable the socket unit",
-        ));
-    }
     let (settings, capture) = captured(options, connect)?;
-    Ok((Rdma::at(settings, address, passed)?, capture))
+    Ok((Rdma::at(settings, address)?, capture))
 }
 
-/// Checks what [`accepting_end`] needs, without an address and without creating the capture.
+/// Checks what [`one_end`] needs, without an address and without creating the capture.
 ///
 /// # Errors
-/// The errors of `accepting_end`.
-pub(crate) fn check_accepting_end(
+/// The errors of `one_end`.
+pub(crate) fn check_one_end(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
 ) -> Result<()> {
@@ -99,6 +85,11 @@ fn check_kind(options: &CommonOptions) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Returns a duplicate of a listening socket.
+pub(crate) fn duplicate(listener: &tokio::net::TcpListener) -> io::Result<net::TcpListener> {
+    Ok(SockRef::from(listener).try_clone()?.into())
 }
 
 fn no_packets() -> anyhow::Error {

@@ -43,10 +43,11 @@ impl Gateway {
     /// called within a tokio runtime.
     pub fn new(service: Arc<Service>, listeners: impl IntoIterator<Item = ClientListener>) -> Self {
         let (phase, phases) = watch::channel(Phase::Serving);
+        let phases = Phases(phases);
         let (accepted, clients) = mpsc::channel(BACKLOG);
         let accepting = listeners
             .into_iter()
-            .map(|listener| listener.accept_all(service.clone(), accepted.clone()));
+            .map(|listener| listener.accept_all(service.clone(), accepted.clone(), phases.clone()));
         let listeners = accepting.collect();
         service.begin_checks();
         Self {
@@ -55,7 +56,7 @@ impl Gateway {
             clients,
             sessions: JoinSet::new(),
             phase,
-            phases: Phases(phases),
+            phases,
             idle_since: tokio::time::Instant::now(),
         }
     }
@@ -71,14 +72,7 @@ impl Gateway {
         loop {
             let is_idle = self.sessions.is_empty() && self.service.buffers.kept() > 0;
             tokio::select! {
-                Some(accepted) = self.clients.recv() => {
-                    let admitted = Admitted {
-                        client: accepted?,
-                        service: self.service.clone(),
-                        phases: self.phases.clone(),
-                    };
-                    self.sessions.spawn(admitted.run());
-                }
+                Some(accepted) = self.clients.recv() => self.begin(accepted?),
                 // Removes a finished session from the set; it has already reported its result.
                 Some(_) = self.sessions.join_next() => {
                     self.idle_since = tokio::time::Instant::now();
@@ -87,6 +81,42 @@ impl Gateway {
                     self.service.buffers.release();
                 }
             }
+        }
+    }
+
+    /// Begins the session of a client.
+    fn begin(&mut self, client: Client) {
+        let admitted = Admitted {
+            client,
+            service: self.service.clone(),
+            phases: self.phases.clone(),
+        };
+        self.sessions.spawn(admitted.run());
+    }
+
+    /// Stops listening, because another process has the listening sockets now. The sessions go on, also those of clients
+    /// that have connected before. Returns when all of them have ended or the drain timeout has passed; [`end`](Self::end)
+    /// follows.
+    pub async fn be_succeeded(&mut self) {
+        self.phase.send_replace(Phase::Succeeded);
+        let limit = self.service.live().drain_timeout;
+        let all = async {
+            loop {
+                tokio::select! {
+                    Some(accepted) = self.clients.recv() => {
+                        // A listener that has failed has no more clients.
+                        if let Ok(client) = accepted {
+                            self.begin(client);
+                        }
+                    }
+                    Some(_) = self.sessions.join_next() => {}
+                    else => return,
+                }
+            }
+        };
+        match limit {
+            Some(limit) => drop(timeout(limit, all).await),
+            None => all.await,
         }
     }
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use smbdirect::{Incoming, IncomingListener, rdma::provider::Admission};
-use smbdirect_transport::{canonical, limit_cure};
+use smbdirect::{Incoming, rdma::provider::Admission};
+use smbdirect_transport::{Opened, canonical, limit_cure};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
@@ -16,7 +16,11 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{places::Place, service::Service};
+use super::{
+    phase::{Phase, Phases},
+    places::Place,
+    service::Service,
+};
 
 /// Pause after a failure to accept a TCP connection, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -27,7 +31,7 @@ const LOG_INTERVAL: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub enum ClientListener {
     /// Clients with SMB Direct.
-    SmbDirect(IncomingListener),
+    SmbDirect(Opened),
     /// Clients with SMB over TCP.
     Tcp(TcpListener),
 }
@@ -53,40 +57,65 @@ impl ClientListener {
     /// The operating system does not support it.
     pub fn address(&self) -> Result<SocketAddr> {
         match self {
-            Self::SmbDirect(listener) => Ok(listener.local_addr()),
+            Self::SmbDirect(listener) => listener.local_addr().context("listening"),
             Self::Tcp(listener) => listener.local_addr().context("listening"),
         }
     }
 
-    /// Accepts clients, and turns those away that are not admitted, until it cannot listen any longer.
+    /// Accepts clients, and turns those away that are not admitted, until it cannot listen any longer. When the gateway is
+    /// succeeded by another process, it stops listening, and ends after the clients that have connected before.
     pub(super) async fn accept_all(
         self,
         service: Arc<Service>,
         clients: mpsc::Sender<Result<Client>>,
+        phases: Phases,
     ) {
-        let error = match self {
-            Self::SmbDirect(listener) => accept_smb_direct(listener, service, &clients).await,
-            Self::Tcp(listener) => return accept_tcp(listener, &service, &clients).await,
+        let accepted = match self {
+            Self::SmbDirect(listener) => {
+                accept_smb_direct(listener, service, &clients, phases).await
+            }
+            Self::Tcp(listener) => return accept_tcp(listener, &service, &clients, phases).await,
         };
-        // Without a receiver the gateway has ended.
-        let _ = clients.send(Err(error)).await;
+        if let Err(error) = accepted {
+            // Without a receiver the gateway has ended.
+            let _ = clients.send(Err(error)).await;
+        }
     }
 }
 
-/// Accepts clients by SMB Direct. Returns why that has ended.
+/// Accepts clients by SMB Direct.
+///
+/// # Errors
+/// The listener cannot listen any longer.
 async fn accept_smb_direct(
-    listener: IncomingListener,
+    listener: Opened,
     service: Arc<Service>,
     clients: &mpsc::Sender<Result<Client>>,
-) -> anyhow::Error {
-    let mut listener = listener.with_admission(Admission::new(move |peer| {
-        let place = service.admit(canonical(peer), None)?;
-        Some(Box::new(place))
-    }));
+    phases: Phases,
+) -> Result<()> {
+    let mut listener = listener
+        .listen()
+        .await?
+        .with_admission(Admission::new(move |peer| {
+            let place = service.admit(canonical(peer), None)?;
+            Some(Box::new(place))
+        }));
+    let mut is_stopped = false;
     loop {
-        let mut incoming = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = phases.reached(Phase::Succeeded), if !is_stopped => {
+                is_stopped = true;
+                if listener.stop() {
+                    continue;
+                }
+                return Ok(());
+            }
+        };
+        let mut incoming = match accepted {
             Ok(incoming) => incoming,
-            Err(error) => return anyhow!("cannot listen any longer: {error}"),
+            Err(_) if is_stopped => return Ok(()),
+            Err(error) => return Err(anyhow!("cannot listen any longer: {error}")),
         };
         let place = incoming
             .take_place()
@@ -100,7 +129,7 @@ async fn accept_smb_direct(
             connection: Accepted::SmbDirect(incoming),
         };
         if clients.send(Ok(client)).await.is_err() {
-            return anyhow!("the gateway has ended");
+            return Ok(());
         }
     }
 }
@@ -110,10 +139,15 @@ async fn accept_tcp(
     listener: TcpListener,
     service: &Service,
     clients: &mpsc::Sender<Result<Client>>,
+    phases: Phases,
 ) {
     let (mut logged, mut failures) = (None, 0);
     loop {
-        let (stream, peer) = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = phases.reached(Phase::Succeeded) => return,
+        };
+        let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 failures += 1;

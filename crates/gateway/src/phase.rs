@@ -1,11 +1,13 @@
-//! The phases of a gateway: it serves, then it drains, then it ends.
+//! The phases of a gateway: it serves, may be succeeded by another process, then it drains, then it ends.
 
 use tokio::sync::watch;
 
-/// The state of the gateway: serving, draining or ending.
+/// The state of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,
+    /// Another process accepts the clients that come now, and sessions go on.
+    Succeeded,
     /// No further request is taken from a client, and a session ends when its requests are answered.
     Draining,
     /// Every session ends immediately.

@@ -15,6 +15,7 @@ mod throttle;
 mod addresses;
 mod connection;
 mod explain;
+mod kept;
 mod kind;
 mod negotiated;
 mod rdma;
@@ -30,11 +31,12 @@ pub use connection::{close, connection_span, peer_span};
 pub use explain::{
     Curable, Setting, explain_connect, explain_end, explain_listen, is_own_fault, limit_cure,
 };
+pub use kept::Kept;
 pub use kind::Kind;
 pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
-pub use rdma::{Rdma, RdmaSettings};
+pub use rdma::{Opened, Rdma, RdmaSettings};
 #[cfg(target_os = "linux")]
 pub use routes::{MissingRoutes, Prefix, missing_routes};
 pub use tcp::{

@@ -1,15 +1,17 @@
 //! Makes the provider of a kind of RDMA, and connects and listens by it.
 
 use std::{
-    net::TcpListener,
+    io,
+    net::{SocketAddr, TcpListener},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use smbdirect::{
     Config, Connection, IncomingListener, Listener,
     rdma::{
+        NetworkSettings,
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         provider::Provider,
@@ -25,6 +27,7 @@ use crate::{
     addresses::{Address, Families, resolve_listen, resolve_listen_all, resolve_within},
     connection::peer_span,
     explain::{explain_connect, explain_listen, unanswered},
+    kept::Kept,
     kind::Kind,
     side_by_side::first_of,
     tcp::{bind_all, local_congestion_control},
@@ -49,6 +52,8 @@ pub struct RdmaSettings {
 pub struct Rdma {
     kind: Kind,
     provider: Arc<dyn Provider>,
+    /// The provider, if it is software iWARP, and the settings of its sockets.
+    iwarp: Option<(Iwarp, NetworkSettings)>,
     /// Longest time for connecting by iWARP, which its errors name.
     connect_timeout: Duration,
 }
@@ -59,40 +64,14 @@ impl Rdma {
     /// # Errors
     /// There are no RDMA adapters.
     pub fn new(settings: RdmaSettings) -> Result<Self> {
-        Self::create(settings, None)
-    }
-
-    /// Creates RDMA for an end at `address`, or one that connects to it. Connections of iWARP within this machine are
-    /// not paced. Without a port in `address`, the kind of an adapter decides the port. iWARP listens on `passed`, if
-    /// it is given.
-    ///
-    /// # Errors
-    /// There are no RDMA adapters.
-    pub fn at(
-        mut settings: RdmaSettings,
-        address: &Address,
-        passed: Option<TcpListener>,
-    ) -> Result<Self> {
-        if settings.kind == Kind::Iwarp {
-            settings.iwarp.tuning.congestion_control =
-                local_congestion_control(address).map(str::to_owned);
-        }
-        #[cfg(target_os = "linux")]
-        {
-            settings.verbs.port_by_device = address.port.is_none();
-        }
-        Self::create(settings, passed)
-    }
-
-    fn create(settings: RdmaSettings, passed: Option<TcpListener>) -> Result<Self> {
         let (kind, connect_timeout) = (settings.kind, settings.iwarp.connect_timeout);
+        let mut software = None;
         let provider: Arc<dyn Provider> = match kind {
             Kind::Iwarp => {
+                let network = settings.iwarp.network.clone();
                 let iwarp = Iwarp::new(settings.iwarp);
-                Arc::new(match passed {
-                    Some(listener) => iwarp.with_listener(listener),
-                    None => iwarp,
-                })
+                software = Some((iwarp.clone(), network));
+                Arc::new(iwarp)
             }
             Kind::Roce => Arc::new(Roce::new(settings.roce)),
             Kind::Verbs => verbs(settings)?,
@@ -101,8 +80,26 @@ impl Rdma {
         Ok(Self {
             kind,
             provider,
+            iwarp: software,
             connect_timeout,
         })
+    }
+
+    /// Creates RDMA for an end at `address`, or one that connects to it. Connections of iWARP within this machine are
+    /// not paced. Without a port in `address`, the kind of an adapter decides the port.
+    ///
+    /// # Errors
+    /// There are no RDMA adapters.
+    pub fn at(mut settings: RdmaSettings, address: &Address) -> Result<Self> {
+        if settings.kind == Kind::Iwarp {
+            settings.iwarp.tuning.congestion_control =
+                local_congestion_control(address).map(str::to_owned);
+        }
+        #[cfg(target_os = "linux")]
+        {
+            settings.verbs.port_by_device = address.port.is_none();
+        }
+        Self::new(settings)
     }
 
     /// Returns the provider.
@@ -167,22 +164,92 @@ impl Rdma {
             .map_err(|error| explain_listen(&error, self.kind, address))
     }
 
-    /// Listens on each address of `address`; without a host, on every address of the machine. Logs the addresses on
-    /// which it cannot listen.
+    /// Opens a listener for each address of `address`, by iWARP with the socket of `kept` that has it, if there is one;
+    /// without a host, for every address of the machine. Logs the addresses on which it cannot listen.
     ///
     /// # Errors
     /// It can listen on none of them: the reason, and what to try.
-    pub async fn listen_all(&self, address: &Address) -> Result<Vec<IncomingListener>> {
+    pub async fn open_all(&self, address: &Address, kept: &mut Kept) -> Result<Vec<Opened>> {
         let families = Families::of(self.kind);
         let port = self.provider.attributes().default_port;
         let addresses = resolve_listen_all(address, port, families).await?;
-        let bound = bind_all(addresses, async |address| {
-            let listener = IncomingListener::bind(&*self.provider, address).await;
-            let listener = listener.map_err(|error| explain_listen(&error, self.kind, address))?;
-            let port = listener.local_addr().port();
-            Ok((listener, port))
+        let opened = bind_all(addresses, async |address| {
+            let opened = match &self.iwarp {
+                Some((iwarp, network)) => match kept.take(address, network) {
+                    Some(socket) => Ok(socket),
+                    None => iwarp.bind(address),
+                }
+                .map(|socket| Opened::Socket(iwarp.clone(), socket)),
+                None => {
+                    let listener = IncomingListener::bind(&*self.provider, address).await;
+                    listener.map(Opened::Listener)
+                }
+            };
+            let opened = opened.map_err(|error| explain_listen(&error, self.kind, address))?;
+            let port = opened.local_addr()?.port();
+            Ok((opened, port))
         });
-        bound.await
+        opened.await
+    }
+
+    /// Returns a listener for a socket that a service manager has opened.
+    ///
+    /// # Errors
+    /// This kind of RDMA has no sockets.
+    pub fn open_on(&self, socket: TcpListener) -> Result<Opened> {
+        match &self.iwarp {
+            Some((iwarp, _)) => Ok(Opened::Socket(iwarp.clone(), socket)),
+            None => bail!("only software iWARP can listen on a socket"),
+        }
+    }
+}
+
+/// A listener that is open, and accepts no peers yet.
+#[derive(Debug)]
+pub enum Opened {
+    /// Software iWARP, and its socket, in whose queue peers wait.
+    Socket(Iwarp, TcpListener),
+    /// A listener of another kind of RDMA.
+    Listener(IncomingListener),
+}
+
+impl Opened {
+    /// Returns the address that peers connect to.
+    ///
+    /// # Errors
+    /// The operating system does not support it.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Socket(_, socket) => socket.local_addr(),
+            Self::Listener(listener) => Ok(listener.local_addr()),
+        }
+    }
+
+    /// Returns a duplicate of the socket, if there is one.
+    ///
+    /// # Errors
+    /// The system has too many open files.
+    pub fn socket(&self) -> io::Result<Option<TcpListener>> {
+        match self {
+            Self::Socket(_, socket) => socket.try_clone().map(Some),
+            Self::Listener(_) => Ok(None),
+        }
+    }
+
+    /// Accepts peers from now on.
+    ///
+    /// # Errors
+    /// The settings cannot be applied to the socket: the reason, and what to try.
+    pub async fn listen(self) -> Result<IncomingListener> {
+        match self {
+            Self::Socket(iwarp, socket) => {
+                let address = socket.local_addr()?;
+                let iwarp = iwarp.with_listener(socket);
+                let listener = IncomingListener::bind(&iwarp, address).await;
+                listener.map_err(|error| explain_listen(&error, Kind::Iwarp, address))
+            }
+            Self::Listener(listener) => Ok(listener),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{self, IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,7 @@ use crate::{
         Address, Families, accept_ipv4, resolve_listen, resolve_listen_all, resolve_within,
     },
     explain::{cannot_connect, cannot_listen, unanswered},
+    kept::Kept,
     side_by_side::first_of,
     text,
 };
@@ -172,8 +173,9 @@ pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListe
     )
 }
 
-/// Listens on each address of `address` for plain TCP; without a host, on every address of the machine. Logs the
-/// addresses on which it cannot listen. Connections that are accepted have the settings of `network` as well.
+/// Listens on each address of `address` for plain TCP, with the socket of `kept` that has it, if there is one; without a
+/// host, on every address of the machine. Logs the addresses on which it cannot listen. Connections that are accepted
+/// have the settings of `network` as well.
 ///
 /// # Errors
 /// It can listen on none of them: the reason, and what to try.
@@ -181,10 +183,14 @@ pub async fn listen_tcp_all(
     address: &Address,
     default_port: u16,
     network: &NetworkSettings,
+    kept: &mut Kept,
 ) -> Result<Vec<TcpListener>> {
     let addresses = resolve_listen_all(address, default_port, Families::Both).await?;
     let bound = bind_all(addresses, async |address| {
-        let listener = bind(address, network)?;
+        let listener = match kept.take(address, network) {
+            Some(socket) => listen_tcp_on(socket, network)?,
+            None => bind(address, network)?,
+        };
         let port = listener.local_addr()?.port();
         Ok((listener, port))
     });
@@ -197,7 +203,7 @@ pub async fn listen_tcp_all(
 /// All of them fail; the error is that of the first one.
 pub(crate) async fn bind_all<T>(
     addresses: Vec<SocketAddr>,
-    bind: impl AsyncFn(SocketAddr) -> Result<(T, u16)>,
+    mut bind: impl AsyncFnMut(SocketAddr) -> Result<(T, u16)>,
 ) -> Result<Vec<T>> {
     let (mut bound, mut faults) = (Vec::new(), Vec::new());
     let mut picked = None;
@@ -228,10 +234,11 @@ pub(crate) async fn bind_all<T>(
 /// # Errors
 /// The system does not permit the settings.
 pub fn listen_tcp_on(
-    socket: std::net::TcpListener,
+    socket: net::TcpListener,
     network: &NetworkSettings,
 ) -> io::Result<TcpListener> {
     network.apply(&SockRef::from(&socket))?;
+    socket.set_nonblocking(true)?;
     TcpListener::from_std(socket)
 }
 
@@ -279,7 +286,9 @@ mod tests {
     async fn both_ends_of_a_connection_have_the_settings_of_the_network() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let here = host.parse().unwrap();
-            let Ok(listeners) = listen_tcp_all(&here, 0, &network(26, "lo")).await else {
+            let Ok(listeners) =
+                listen_tcp_all(&here, 0, &network(26, "lo"), &mut Kept::default()).await
+            else {
                 // This machine has no IPv6.
                 continue;
             };
@@ -310,7 +319,7 @@ mod tests {
         let elsewhere = "192.0.2.1:445".parse().unwrap();
         let connected = connect_tcp_as(&options, &elsewhere, 0, LIMIT).await;
         let here = "127.0.0.1:0".parse().unwrap();
-        let listening = listen_tcp_all(&here, 0, &network).await;
+        let listening = listen_tcp_all(&here, 0, &network, &mut Kept::default()).await;
         for error in [connected.unwrap_err(), listening.unwrap_err()] {
             let text = format!("{error:#}");
             assert!(

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::{Gateway, Kind, Planned, cluster::Addresses};
 use crate::{
-    options::{SMB_MESSAGE_BYTES, usage},
+    options::{SMB_MESSAGE_BYTES, Transport, usage},
     report, resources, transport,
 };
 
@@ -29,7 +29,7 @@ impl Gateway {
                 "--pcap cannot capture this gateway: both sides are TCP",
             ));
         }
-        transport::check_accepting_end(&self.options, Some(&self.connect))
+        transport::check_one_end(&self.options, Some(&self.connect))
     }
 
     /// Returns the settings that can change while the gateway runs.
@@ -94,6 +94,21 @@ impl Gateway {
     pub(super) fn upstream(&self) -> Result<&Addresses> {
         let missing = || usage("upstream is missing; give an address");
         self.upstream.as_ref().ok_or_else(missing)
+    }
+
+    /// Returns why another process cannot take the place of this service, if it cannot.
+    pub(super) fn keeps_from_upgrade(&self) -> Option<&'static str> {
+        let transport = self.options.transport;
+        let has_rdma = |kind| kind == Kind::Smbdirect;
+        if self.options.pcap.is_some() {
+            return Some("has --pcap, which is the capture of one process");
+        }
+        if has_rdma(self.from) && transport != Transport::Iwarp {
+            return Some("listens by RoCE or adapters, which have no socket to pass on");
+        }
+        // The packets of all connections have the UDP port of this process.
+        (has_rdma(self.to) && transport == Transport::Roce)
+            .then_some("connects by RoCE, whose UDP port only one process can have")
     }
 }
 

@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use smbdirect_gateway::ClientListener;
 use smbdirect_smb::frame;
-use smbdirect_transport::Rdma;
+use smbdirect_transport::{Kept, Rdma};
 
 use super::{Gateway, Kind};
 use crate::{
     failure::{self, OfKind},
+    options::{Transport, usage},
     pcap::Capture,
-    systemd::Passed,
+    systemd::{KEPT, Passed},
     transport,
 };
 
@@ -20,63 +21,74 @@ pub(super) struct Listeners {
     pub(super) rdma: Rdma,
     pub(super) listeners: Vec<ClientListener>,
     pub(super) addresses: Vec<SocketAddr>,
+    /// Duplicates of the listening sockets, for a process that takes the place of this one.
+    pub(super) sockets: Vec<Passed>,
     /// The capture of --pcap, until it is dropped.
     pub(super) capture: Option<Capture>,
 }
 
 impl Listeners {
     /// Listens on `passed`, the sockets that the service manager has passed for this service, or on the addresses of the
-    /// options.
+    /// options, by the sockets of `kept` that have them.
     ///
     /// # Errors
     /// The addresses cannot be used, or there is no RDMA.
-    pub(super) async fn open(options: &Gateway, passed: Vec<Passed>) -> Result<Self> {
-        let connect = Some(&options.connect);
-        let end =
-            |address, passed| transport::accepting_end(&options.options, connect, address, passed);
+    pub(super) async fn open(
+        options: &Gateway,
+        passed: Vec<Passed>,
+        kept: &mut Kept,
+    ) -> Result<Self> {
         let listen = options.listen()?;
         let network = options.options.network();
-        let mut listeners = Vec::new();
-        let (rdma, capture) = match options.from {
-            Kind::Tcp => end(options.upstream()?.first(), None)?,
-            Kind::Smbdirect => end(listen.first(), None)?,
+        let is_tcp = options.from == Kind::Tcp;
+        let first = if is_tcp {
+            options.upstream()?.first()
+        } else {
+            listen.first()
         };
-        let is_passed = !passed.is_empty();
-        for Passed { socket, .. } in passed {
-            match options.from {
-                Kind::Tcp => {
-                    let listener = transport::listen_tcp_on(socket, &network)?;
-                    listeners.push(ClientListener::Tcp(listener));
-                }
-                Kind::Smbdirect => {
-                    let (rdma, _) = end(listen.first(), Some(socket))?;
-                    let found = rdma.listen_all(listen.first()).await;
-                    let found = found.of_kind(failure::Kind::Listen)?;
-                    // The first one is the socket. The others are the addresses of a name, which the socket replaces.
-                    listeners.extend(found.into_iter().take(1).map(ClientListener::SmbDirect));
-                }
-            }
+        if !passed.is_empty() && !is_tcp && options.options.transport != Transport::Iwarp {
+            return Err(usage(
+                "RDMA adapters do not listen on the socket of the service manager; disable the socket unit",
+            ));
         }
-        let own = if is_passed { &[][..] } else { listen.all() };
+        let (rdma, capture) = transport::one_end(&options.options, Some(&options.connect), first)?;
+        let own = if passed.is_empty() { listen.all() } else { &[] };
+        let mut opened = Vec::new();
+        for Passed { name, socket } in passed {
+            let listener = if is_tcp {
+                ClientListener::Tcp(transport::listen_tcp_on(socket, &network)?)
+            } else {
+                ClientListener::SmbDirect(rdma.open_on(socket)?)
+            };
+            opened.push((name, listener));
+        }
         for address in own {
-            match options.from {
-                Kind::Tcp => {
-                    let found = transport::listen_tcp_all(address, frame::PORT, &network).await;
-                    let found = found.of_kind(failure::Kind::Listen)?;
-                    listeners.extend(found.into_iter().map(ClientListener::Tcp));
-                }
-                Kind::Smbdirect => {
-                    let found = rdma.listen_all(address).await;
-                    let found = found.of_kind(failure::Kind::Listen)?;
-                    listeners.extend(found.into_iter().map(ClientListener::SmbDirect));
-                }
-            }
+            let found: Vec<_> = if is_tcp {
+                let found = transport::listen_tcp_all(address, frame::PORT, &network, kept);
+                let found = found.await.of_kind(failure::Kind::Listen)?;
+                found.into_iter().map(ClientListener::Tcp).collect()
+            } else {
+                let found = rdma.open_all(address, kept).await;
+                let found = found.of_kind(failure::Kind::Listen)?;
+                found.into_iter().map(ClientListener::SmbDirect).collect()
+            };
+            opened.extend(found.into_iter().map(|found| (KEPT.to_owned(), found)));
         }
-        let addresses = listeners.iter().map(ClientListener::address);
+        let (mut listeners, mut addresses, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, listener) in opened {
+            addresses.push(listener.address()?);
+            let socket = match &listener {
+                ClientListener::SmbDirect(listener) => listener.socket()?,
+                ClientListener::Tcp(listener) => Some(transport::duplicate(listener)?),
+            };
+            sockets.extend(socket.map(|socket| Passed { name, socket }));
+            listeners.push(listener);
+        }
         Ok(Self {
             rdma,
-            addresses: addresses.collect::<Result<_>>()?,
             listeners,
+            addresses,
+            sockets,
             capture,
         })
     }

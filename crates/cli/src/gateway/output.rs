@@ -27,6 +27,12 @@ pub(super) enum Event<'a> {
         added: &'a [String],
         removed: &'a [String],
     },
+    Upgraded {
+        /// The ID of the new process.
+        process: i32,
+        /// The sessions of this process that are open.
+        open: u64,
+    },
 }
 
 /// An event of a service, and its name.

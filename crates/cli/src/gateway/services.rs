@@ -3,11 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    net::TcpListener,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use smbdirect_gateway::{Gateway as RunningGateway, Live, Service, Settings};
+use smbdirect_transport::Kept;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
@@ -23,8 +25,8 @@ use super::{
 use crate::{
     options,
     pcap::Capture,
-    report::Report,
-    systemd::{self, Passed},
+    report::{self, Report},
+    systemd::{Inherited, KEPT, Passed},
     transport,
 };
 
@@ -49,6 +51,10 @@ struct Running {
     /// The settings that do not change while the service runs.
     settings: Settings,
     stop: watch::Sender<Stop>,
+    /// Duplicates of the listening sockets.
+    sockets: Vec<Passed>,
+    /// Why another process cannot take its place, if it cannot.
+    keeps_from_upgrade: Option<&'static str>,
     _capture: Option<Capture>,
 }
 
@@ -56,6 +62,8 @@ struct Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stop {
     No,
+    /// Another process serves the clients that come now.
+    WhenLeft,
     WhenAnswered,
     Now,
 }
@@ -85,8 +93,12 @@ impl Services {
     ///
     /// # Errors
     /// One of them cannot listen.
-    pub(super) async fn listen(&self, planned: Vec<Planned>) -> Result<Vec<Started>> {
-        let mut passed = systemd::passed_listeners()?;
+    pub(super) async fn listen(
+        &self,
+        planned: Vec<Planned>,
+        inherited: &mut Inherited,
+    ) -> Result<Vec<Started>> {
+        let mut passed = std::mem::take(&mut inherited.of_units);
         let mut started = Vec::new();
         for one in planned {
             let of_this = if self.has_tables {
@@ -98,7 +110,7 @@ impl Services {
             } else {
                 std::mem::take(&mut passed)
             };
-            started.push(listen(one, of_this).await?);
+            started.push(listen(one, of_this, &mut inherited.kept).await?);
         }
         if let Some(other) = passed.first() {
             return Err(anyhow!(
@@ -161,6 +173,8 @@ impl Services {
             in_force: given,
             settings,
             stop,
+            sockets: listeners.sockets,
+            keeps_from_upgrade: options.keeps_from_upgrade(),
             _capture: listeners.capture,
         };
         self.running.insert(name, running);
@@ -172,6 +186,43 @@ impl Services {
         let addresses = services.flat_map(|service| service.listening());
         let addresses: Vec<_> = addresses.map(ToString::to_string).collect();
         format!("listening on {}", addresses.join(", "))
+    }
+
+    /// Returns the listening sockets that this process has opened itself.
+    pub(super) fn own_sockets(&self) -> impl Iterator<Item = &TcpListener> {
+        let sockets = self.running.values().flat_map(|running| &running.sockets);
+        sockets
+            .filter(|one| one.name == KEPT)
+            .map(|one| &one.socket)
+    }
+
+    /// Returns duplicates of the listening sockets, for a process that takes the place of this one.
+    ///
+    /// # Errors
+    /// There can be no such process.
+    pub(super) fn sockets(&self) -> Result<Vec<Passed>> {
+        let mut sockets = Vec::new();
+        for (name, running) in &self.running {
+            if let Some(why) = running.keeps_from_upgrade {
+                bail!("service {name} {why}; restart it instead");
+            }
+            for Passed { name, socket } in &running.sockets {
+                let (name, socket) = (name.clone(), socket.try_clone()?);
+                sockets.push(Passed { name, socket });
+            }
+        }
+        Ok(sockets)
+    }
+
+    /// Reports the process that has taken the place of this one.
+    pub(super) fn report_upgraded(&self, process: i32) {
+        let services = self.running.values().map(|running| &running.service);
+        let open = services.map(|service| service.open()).sum();
+        self.report.line(format_args!(
+            "process {process} takes the clients that come now; {} of this process may go on",
+            report::plural(open, "session")
+        ));
+        self.report.event(&Event::Upgraded { process, open });
     }
 
     /// Returns what others see of the services.
@@ -272,7 +323,8 @@ impl Services {
         build::limit_memory(&mut new, running.map(|one| one.settings.memory).sum());
         for one in new {
             change.verbose = one.options.options.verbose;
-            change.added.push(listen(one, Vec::new()).await?);
+            let kept = &mut Kept::default();
+            change.added.push(listen(one, Vec::new(), kept).await?);
         }
         Ok(change)
     }
@@ -325,6 +377,19 @@ impl Services {
         reloaded
     }
 
+    /// Stops listening, and lets the sessions go on until they or the drain timeout have ended, or until `earlier`
+    /// resolves, because another process has taken the place of this one. [`end`](Self::end) follows.
+    pub(super) async fn be_succeeded(&mut self, earlier: impl Future<Output = ()>) {
+        for running in self.running.values_mut() {
+            running.sockets.clear();
+            running.stop.send_replace(Stop::WhenLeft);
+        }
+        tokio::select! {
+            () = async { while self.tasks.join_next().await.is_some() {} } => {}
+            () = earlier => {}
+        }
+    }
+
     /// Ends all services: first the sessions whose requests are answered, and all of them after the drain timeout or
     /// when `urgent` resolves.
     pub(super) async fn end(mut self, urgent: impl Future<Output = ()>) {
@@ -337,6 +402,10 @@ impl Services {
             }
         };
         self.registry.is_ending.store(true, Relaxed);
+        // With the last duplicate of a socket, it listens no more.
+        self.running
+            .values_mut()
+            .for_each(|running| running.sockets.clear());
         stop_all(Stop::WhenAnswered);
         tokio::select! {
             () = async { while self.tasks.join_next().await.is_some() {} } => return,
@@ -347,11 +416,11 @@ impl Services {
 }
 
 /// Listens for a service.
-async fn listen(planned: Planned, passed: Vec<Passed>) -> Result<Started> {
+async fn listen(planned: Planned, passed: Vec<Passed>, kept: &mut Kept) -> Result<Started> {
     let settings = planned.options.settings()?;
     Ok(Started {
         live: planned.options.live(&settings)?,
-        listeners: Listeners::open(&planned.options, passed).await?,
+        listeners: Listeners::open(&planned.options, passed, kept).await?,
         settings,
         planned,
     })
@@ -370,6 +439,10 @@ async fn serve(
         _ = stop.wait_for(|&stop| stop > Stop::No) => Ok(()),
     };
     if result.is_ok() {
+        tokio::select! {
+            () = gateway.be_succeeded(), if *later.borrow() == Stop::WhenLeft => {}
+            _ = stop.wait_for(|&stop| stop > Stop::WhenLeft) => {}
+        }
         gateway
             .end(async {
                 if later.wait_for(|&stop| stop == Stop::Now).await.is_err() {

@@ -15,6 +15,8 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
 };
+#[cfg(unix)]
+use tracing::warn;
 
 /// A connection of a client.
 pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -28,7 +30,7 @@ pub(super) enum Socket {
     Unix {
         listener: UnixListener,
         /// Removed with the socket.
-        _path: OwnedPath,
+        path: OwnedPath,
     },
 }
 
@@ -39,6 +41,17 @@ impl Socket {
             Self::Tcp(listener) => Ok(Box::new(listener.accept().await?.0)),
             #[cfg(unix)]
             Self::Unix { listener, .. } => Ok(Box::new(listener.accept().await?.0)),
+        }
+    }
+
+    /// Lets clients connect to a path. A socket that another process has there is replaced.
+    pub(super) fn open(&mut self) {
+        #[cfg(unix)]
+        if let Self::Unix { path, .. } = self
+            && let Err(error) = path.take()
+        {
+            let path = path.wanted.display();
+            warn!(%error, "nobody can connect to {path}");
         }
     }
 
@@ -78,13 +91,15 @@ pub(super) type OwnedHandle = std::os::windows::io::OwnedSocket;
 #[cfg(unix)]
 const BACKLOG: i32 = 128;
 
-/// Listens on a path, with these permissions. A socket that a process has left there is replaced.
+/// Listens on a path, with these permissions, so that [`Socket::open`] can replace a socket that a process has left there,
+/// or one of a process that serves there, if `takes_over`.
 ///
 /// # Errors
 /// Another process serves there, or the folder cannot be written.
 #[cfg(unix)]
-pub(super) async fn listen_on_path(path: &Path, mode: u32) -> io::Result<Socket> {
+pub(super) async fn listen_on_path(path: &Path, mode: u32, takes_over: bool) -> io::Result<Socket> {
     match UnixStream::connect(path).await {
+        _ if takes_over => {}
         // Its queue is full.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -111,35 +126,48 @@ pub(super) async fn listen_on_path(path: &Path, mode: u32) -> io::Result<Socket>
         fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
-        fs::rename(&hidden, path)?;
-        fs::symlink_metadata(path)
+        fs::symlink_metadata(&hidden)
     };
     let placed = place().inspect_err(|_| drop(fs::remove_file(&hidden)))?;
     let listener = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket));
     let listener = UnixListener::from_std(listener)?;
     let owned = OwnedPath {
-        path: path.to_owned(),
+        now: hidden,
+        wanted: path.to_owned(),
         inode: (placed.dev(), placed.ino()),
     };
     Ok(Socket::Unix {
         listener,
-        _path: owned,
+        path: owned,
     })
 }
 
 /// The path of a socket, which is removed with it, unless another process has replaced it.
 #[cfg(unix)]
 pub(super) struct OwnedPath {
-    path: PathBuf,
+    /// The path that the socket has.
+    now: PathBuf,
+    /// The path that clients connect to.
+    wanted: PathBuf,
     inode: (u64, u64),
+}
+
+#[cfg(unix)]
+impl OwnedPath {
+    /// Gives the socket the path that clients connect to.
+    fn take(&mut self) -> io::Result<()> {
+        fs::rename(&self.now, &self.wanted)?;
+        self.now.clone_from(&self.wanted);
+        Ok(())
+    }
 }
 
 #[cfg(unix)]
 impl Drop for OwnedPath {
     fn drop(&mut self) {
-        let found = fs::symlink_metadata(&self.path);
+        let found = fs::symlink_metadata(&self.now);
         if found.is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.now);
         }
     }
 }
@@ -152,21 +180,28 @@ mod tests {
     async fn a_path_is_private_and_is_taken_over_from_the_dead_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let first = listen_on_path(&path, 0o600).await.unwrap();
+        let mut first = listen_on_path(&path, 0o600, false).await.unwrap();
+        assert!(!path.exists());
+        first.open();
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
-        let second = listen_on_path(&path, 0o600).await;
+        let second = listen_on_path(&path, 0o600, false).await;
         assert_eq!(second.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        let mut successor = listen_on_path(&path, 0o600, true).await.unwrap();
+        successor.open();
         drop(first);
+        assert!(path.exists(), "it is of another one");
+        drop(successor);
         assert!(!path.exists());
         // As a process leaves it that was killed.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let third = listen_on_path(&path, 0o600).await.unwrap();
+        let mut third = listen_on_path(&path, 0o600, false).await.unwrap();
+        third.open();
         drop(third);
         fs::write(&path, "file").unwrap();
-        assert!(listen_on_path(&path, 0o600).await.is_err());
+        assert!(listen_on_path(&path, 0o600, true).await.is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -31,8 +31,10 @@ mod reload;
 mod service;
 #[cfg(unix)]
 mod services;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod systemd;
+#[cfg(target_os = "linux")]
+mod upgrade;
 
 fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
     let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);

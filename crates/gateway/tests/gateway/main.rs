@@ -24,7 +24,7 @@ use smbdirect_test::{
     messages::{ECHO, header, other},
     peers::{End, Kind, Server, SmbDirect, rdma::patient},
 };
-use smbdirect_transport::{Address, Rdma, RdmaSettings};
+use smbdirect_transport::{Address, Kept, Rdma, RdmaSettings};
 use tokio::{net::TcpListener, runtime, sync::oneshot};
 
 /// The time limit of an event.
@@ -88,7 +88,7 @@ impl Running {
                 let rdma = Rdma::new(RdmaSettings::default()).unwrap();
                 let here = "127.0.0.1:0".parse().unwrap();
                 let listener = if settings.from == Protocol::SmbDirect {
-                    let mut listeners = rdma.listen_all(&here).await.unwrap();
+                    let mut listeners = rdma.open_all(&here, &mut Kept::default()).await.unwrap();
                     ClientListener::SmbDirect(listeners.remove(0))
                 } else {
                     ClientListener::Tcp(TcpListener::bind("127.0.0.1:0").await.unwrap())

@@ -42,6 +42,19 @@ impl Settings {
         command.arg(self.path()).args(arguments);
         command
     }
+
+    /// Returns the command of a program that is at this path.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn command_of(&self, program: &std::path::Path) -> Command {
+        let mut command = Command::new(program);
+        command.args(["gateway", "--json", "--config"]);
+        command.arg(self.path());
+        command
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        command
+    }
 }
 
 /// Returns the settings of a gateway from SMB Direct to this TCP server.

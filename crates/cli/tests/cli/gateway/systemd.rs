@@ -1,37 +1,181 @@
 //! What a gateway tells systemd, what it takes from it, and the unit.
 
 use std::{
+    io::IoSliceMut,
+    mem::MaybeUninit,
     net,
-    os::unix::net::UnixDatagram,
+    os::{fd::OwnedFd, unix::net::UnixDatagram},
     path::Path,
     process::{Command, Stdio},
 };
 
-use super::{service::Settings, *};
+use command_fds::{CommandFdExt, FdMapping};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt::set_socket_passcred,
+};
+
+use super::{
+    service::{Settings, settings},
+    upgrade::own_address,
+    *,
+};
 use crate::support::{PROGRAM, Running, eventually};
 
 /// Receives what a program tells the service manager.
-struct Manager {
+pub(crate) struct Manager {
     directory: tempfile::TempDir,
     socket: UnixDatagram,
 }
 
+/// A message to the service manager.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) text: String,
+    /// The process that has sent it.
+    pub(crate) process: u32,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
 impl Manager {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
         socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
+        set_socket_passcred(&socket, true).unwrap();
         Self { directory, socket }
     }
 
-    fn manages(&self, command: &mut Command) {
+    pub(crate) fn manages(&self, command: &mut Command) {
         command.env("NOTIFY_SOCKET", self.directory.path().join("notify"));
     }
 
-    fn next(&self) -> String {
+    pub(crate) fn receive(&self) -> Message {
         let mut bytes = [0; 4096];
-        let length = self.socket.recv(&mut bytes).unwrap();
-        String::from_utf8(bytes[..length].to_vec()).unwrap()
+        let mut space = [MaybeUninit::uninit(); 2048];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let length = recvmsg(&self.socket, &mut into, &mut ancillary, flags)
+            .unwrap()
+            .bytes;
+        let (mut process, mut descriptors) = (0, Vec::new());
+        for part in ancillary.drain() {
+            match part {
+                RecvAncillaryMessage::ScmRights(rights) => descriptors.extend(rights),
+                RecvAncillaryMessage::ScmCredentials(sender) => {
+                    process = sender.pid.as_raw_nonzero().get().unsigned_abs();
+                }
+                _ => {}
+            }
+        }
+        Message {
+            text: String::from_utf8(bytes[..length].to_vec()).unwrap(),
+            process,
+            descriptors,
+        }
+    }
+
+    /// Returns the next message that is not about stored descriptors.
+    fn next(&self) -> String {
+        loop {
+            let text = self.receive().text;
+            if !text.starts_with("FDSTORE") {
+                return text;
+            }
+        }
+    }
+
+    /// Returns what is stored when a program is ready.
+    fn stored(&self) -> Vec<OwnedFd> {
+        let mut stored = Vec::new();
+        loop {
+            let message = self.receive();
+            if message.text.contains("READY=1") {
+                return stored;
+            }
+            if message.text.starts_with("FDSTOREREMOVE=1\nFDNAME=stored\n") {
+                stored.clear();
+            }
+            if message.text.starts_with("FDSTORE=1\nFDNAME=stored\n") {
+                stored.extend(message.descriptors);
+            }
+        }
+    }
+}
+
+/// Passes these descriptors to a program, as a service manager does that has stored them.
+fn pass(command: &mut Command, stored: &[OwnedFd]) {
+    let mappings = stored.iter().zip(3..).map(|(stored, child_fd)| FdMapping {
+        parent_fd: stored.try_clone().unwrap(),
+        child_fd,
+    });
+    command
+        .env("LISTEN_FDS", stored.len().to_string())
+        .env("LISTEN_FDNAMES", vec!["stored"; stored.len()].join(":"))
+        .fd_mappings(mappings.collect())
+        .unwrap();
+}
+
+/// A client that connects while nothing serves waits for the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_wait_while_the_service_restarts() {
+    for from in [SmbDirect, Tcp] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = own_address();
+        let text = settings(&server, &format!("from = '{}'", from.name()));
+        let text = text.replace("127.0.0.1:0", &address);
+        let file = Settings::new(&text);
+        let manager = Manager::new();
+        let start = |stored: &[OwnedFd]| {
+            let mut start = file.command(&[]);
+            manager.manages(&mut start);
+            pass(&mut start, stored);
+            listening(start)
+        };
+        let first = start(&[]);
+        let stored = manager.stored();
+        assert_eq!(stored.len(), 1);
+        // A reload stores the same.
+        first.running.signal("HUP");
+        assert_eq!(manager.stored().len(), 1);
+        first.terminate().succeeded();
+        let client = {
+            let address = address.clone();
+            tokio::spawn(async move { End::connect(from, &address).await })
+        };
+        drop(net::TcpStream::connect(&address).expect("it waits"));
+        let second = start(&stored);
+        let stored = manager.stored();
+        let mut client = soon(client).await.unwrap();
+        let mut upstream = loop {
+            // The other client has ended its connection.
+            let mut upstream = server.accept().await;
+            client.send(b"question").await;
+            if upstream.receive().await.is_some() {
+                break upstream;
+            }
+        };
+        upstream.send(b"answer").await;
+        assert_eq!(client.receive().await.as_deref(), Some(&b"answer"[..]));
+        client.close().await;
+        second.terminate().succeeded();
+
+        // Another address, which the stored socket would prevent.
+        let everywhere = format!("0.0.0.0:{}", 20_000 + std::process::id() % 10_000);
+        file.write(&text.replace(&address, &everywhere));
+        let third = start(&stored);
+        assert_eq!(third.address, everywhere);
+        let stored = manager.stored();
+        third.terminate().succeeded();
+        let port = everywhere.split_once(':').unwrap().1;
+        let narrow = format!("{}:{port}", address.split_once(':').unwrap().0);
+        file.write(&text.replace(&address, &narrow));
+        let fourth = start(&stored);
+        assert_eq!(fourth.address, narrow);
+        assert_eq!(manager.stored().len(), 1);
+        let elsewhere = net::TcpStream::connect(format!("127.0.0.1:{port}"));
+        assert!(elsewhere.is_err(), "the stored socket listens no more");
+        fourth.terminate().succeeded();
     }
 }
 
@@ -133,17 +277,11 @@ fn the_unit_is_started_again_until_it_can_run() {
 
 #[test]
 fn systemd_is_told_each_state() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
-    socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
-    let next = || {
-        let mut bytes = [0; 4096];
-        let length = socket.recv(&mut bytes).unwrap();
-        String::from_utf8(bytes[..length].to_vec()).unwrap()
-    };
+    let manager = Manager::new();
+    let next = || manager.next();
     let file = Settings::new("listen = '127.0.0.1:0'\nupstream = '127.0.0.1'\n");
     let mut command = file.command(&[]);
-    command.env("NOTIFY_SOCKET", directory.path().join("notify"));
+    manager.manages(&mut command);
     let gateway = listening(command);
     let ready = format!("STATUS=listening on {}", gateway.address);
     let text = next();

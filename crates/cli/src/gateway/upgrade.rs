@@ -1,0 +1,190 @@
+//! Upgrades: the gateway starts its program again, which may be a new version, and the new process takes its place.
+//!
+//! The new process gets the listening sockets as systemd passes sockets, and one end of a stream. It listens as after any
+//! start, writes `ready ID` with its process ID to the stream, and serves when it has read `go`. If either process ends
+//! before that, the stream ends, and the other one goes on alone. Versions of the two processes may differ, so this stays
+//! as it is.
+
+#[cfg(not(target_os = "linux"))]
+use anyhow::Result;
+
+#[cfg(target_os = "linux")]
+pub(crate) use linux::start_new_process;
+#[cfg(target_os = "linux")]
+pub(super) use linux::{Successor, be_ready};
+
+/// Returns why the process cannot be upgraded, if it cannot.
+pub(super) fn prevented() -> Option<&'static str> {
+    (std::process::id() == 1).then_some(
+        "it is the first process of its container, and with its end all of the container ends",
+    )
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::{
+        env,
+        os::{fd::OwnedFd, unix::net},
+        process::{self, Command},
+        time::Duration,
+    };
+
+    use anyhow::{Context, Result, anyhow, bail};
+    use command_fds::{CommandFdExt, FdMapping};
+    use rustix::process::{Pid, Signal, kill_process};
+    use tokio::{
+        io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+        net::UnixStream,
+        time::timeout,
+    };
+
+    use crate::{
+        signals::holding_requests,
+        systemd::{self, PREDECESSOR, Passed, State},
+    };
+
+    /// Longest time that the new process may take to be ready.
+    const READY_TIMEOUT: Duration = Duration::from_secs(30);
+    /// The variable of the process that starts the new one and ends. So the new process is a child of the service manager,
+    /// which otherwise would not be told of its end.
+    const STARTER: &str = "SMBDIRECT_GATEWAY_STARTER";
+    /// The descriptor of the first passed socket.
+    const FIRST_DESCRIPTOR: i32 = 3;
+    const GO: [u8; 2] = *b"go";
+
+    /// The process that is to take the place of this one, and is ready.
+    pub(in super::super) struct Successor {
+        pub(in super::super) id: i32,
+        stream: BufReader<UnixStream>,
+    }
+
+    impl Successor {
+        /// Starts the program of this process again, with these sockets, and waits until it is ready. Dropping the future
+        /// ends the new process.
+        ///
+        /// # Errors
+        /// The new process cannot be started, has ended, or is not ready in time.
+        pub(in super::super) async fn start(sockets: Vec<Passed>) -> Result<Self> {
+            let started = timeout(READY_TIMEOUT, Self::start_in_any_time(sockets)).await;
+            started.unwrap_or_else(|_| {
+                let limit = READY_TIMEOUT.as_secs();
+                Err(anyhow!("the new process was not ready within {limit} s"))
+            })
+        }
+
+        async fn start_in_any_time(sockets: Vec<Passed>) -> Result<Self> {
+            let (own, other) = net::UnixStream::pair()?;
+            own.set_nonblocking(true)?;
+            let mut passed: Vec<(String, OwnedFd)> = sockets
+                .into_iter()
+                .map(|Passed { name, socket }| (name, socket.into()))
+                .collect();
+            passed.push((PREDECESSOR.into(), other.into()));
+            let mut command = tokio::process::Command::from(again(passed)?);
+            command.kill_on_drop(true);
+            let starter = holding_requests(|| command.spawn());
+            let mut starter = starter.context("the program cannot be started")?;
+            // It has the other end of the stream.
+            drop(command);
+            let status = starter.wait().await?;
+            if !status.success() {
+                bail!("the new process has ended: {status}");
+            }
+            let mut stream = BufReader::new(UnixStream::from_std(own)?);
+            let mut line = String::new();
+            stream.read_line(&mut line).await?;
+            let id = line.strip_prefix("ready ").map(str::trim_end);
+            let id = id.and_then(|id| id.parse().ok());
+            let id = id.context("the new process has ended before it was ready")?;
+            Ok(Self { id, stream })
+        }
+
+        /// Has the new process serve.
+        ///
+        /// # Errors
+        /// It has ended.
+        pub(in super::super) async fn take_over(&mut self) -> Result<()> {
+            // Before the new process reports anything, because the service manager listens to the main process only.
+            systemd::notify(State::Succeeded(self.id.unsigned_abs()));
+            let wrote = self.stream.get_mut().write_all(&GO).await;
+            wrote.context("the new process has ended")
+        }
+
+        /// Has the new process read its settings again.
+        pub(in super::super) fn reload(&self) {
+            if let Some(id) = Pid::from_raw(self.id) {
+                // A process that has ended has no settings.
+                let _ = kill_process(id, Signal::HUP);
+            }
+        }
+    }
+
+    /// Returns the command that starts this program again, by the path by which it was started.
+    fn again(passed: Vec<(String, OwnedFd)>) -> Result<Command> {
+        let mut arguments = env::args_os();
+        let program = arguments.next().context("the program has no name")?;
+        let (names, descriptors): (Vec<_>, Vec<_>) = passed.into_iter().unzip();
+        let mappings = descriptors.into_iter().zip(FIRST_DESCRIPTOR..);
+        let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping {
+            parent_fd,
+            child_fd,
+        });
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env(STARTER, "1")
+            .env("LISTEN_FDS", names.len().to_string())
+            .env("LISTEN_FDNAMES", names.join(":"))
+            // They are for this process only.
+            .env_remove("LISTEN_PID")
+            .env_remove("WATCHDOG_PID")
+            .fd_mappings(mappings.collect())?;
+        Ok(command)
+    }
+
+    /// Starts the new process, if this is the process for that.
+    pub(crate) fn start_new_process() -> Option<Result<u8>> {
+        env::var_os(STARTER)?;
+        let mut arguments = env::args_os();
+        let mut command = Command::new(arguments.next()?);
+        let started = command.args(arguments).env_remove(STARTER).spawn();
+        Some(started.map(|_| 0).context("the program cannot be started"))
+    }
+
+    /// Tells the process that this one is to succeed that it is ready, and waits until it is to serve.
+    ///
+    /// # Errors
+    /// The other process goes on.
+    pub(in super::super) async fn be_ready(predecessor: net::UnixStream) -> Result<()> {
+        predecessor.set_nonblocking(true)?;
+        let mut stream = UnixStream::from_std(predecessor)?;
+        let ready = format!("ready {}\n", process::id());
+        let serving = async {
+            stream.write_all(ready.as_bytes()).await?;
+            stream.read_exact(&mut [0; GO.len()]).await
+        };
+        let serving = serving.await;
+        serving.context(
+            "the upgrade was given up, so the process that this one was to succeed goes on",
+        )?;
+        Ok(())
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) struct Successor {
+    pub(super) id: i32,
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Successor {
+    pub(super) async fn start(_: Vec<crate::systemd::Passed>) -> Result<Self> {
+        anyhow::bail!("upgrades are for Linux")
+    }
+
+    pub(super) async fn take_over(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn reload(&self) {}
+}
