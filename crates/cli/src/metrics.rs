@@ -201,8 +201,11 @@ impl Server {
     pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
         let source = Arc::new(Source::new(self.started, figures));
         let room = server::room();
-        for (served, mut socket) in self.sockets.drain(..) {
-            socket.open();
+        // Whoever reads of an address finds all of them.
+        self.sockets
+            .iter_mut()
+            .for_each(|(_, socket)| socket.open());
+        for (served, socket) in self.sockets.drain(..) {
             let site = server::Site {
                 source: source.clone(),
                 has_control: matches!(served, Served::Control),
