@@ -321,9 +321,16 @@ impl Services {
         }
         let running = self.running.values();
         build::limit_memory(&mut new, running.map(|one| one.settings.memory).sum());
+        // A service that is removed leaves its sockets to those that have its addresses.
+        let removed = change
+            .removed
+            .iter()
+            .filter_map(|name| self.running.get(name));
+        let left = removed.flat_map(|running| &running.sockets);
+        let left = left.filter_map(|one| one.socket.try_clone().ok());
+        let kept = &mut Kept::new(left.collect(), true);
         for one in new {
             change.verbose = one.options.options.verbose;
-            let kept = &mut Kept::default();
             change.added.push(listen(one, Vec::new(), kept).await?);
         }
         Ok(change)

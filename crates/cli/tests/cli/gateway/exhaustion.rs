@@ -26,7 +26,7 @@ fn turned_away(address: &str) -> bool {
 }
 
 /// Returns an address that was free.
-fn free_address() -> String {
+pub(super) fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }

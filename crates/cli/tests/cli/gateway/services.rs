@@ -2,6 +2,7 @@
 
 use super::{
     control::ctl,
+    exhaustion::free_address,
     metrics::{http, sample},
     service::Settings,
     *,
@@ -162,6 +163,34 @@ async fn a_service_that_is_added_again_does_not_hide_the_removed_one() {
     assert_eq!(old.receive().await, None);
     assert!(passes(&mut new, &mut new_server).await);
     gateway.terminate().succeeded();
+}
+
+/// A reload that renames a service hands its sockets over.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_moves_to_a_service_that_is_added() {
+    for kind in [Tcp, SmbDirect] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = free_address();
+        let named = |name: &str| {
+            let (from, upstream) = (kind.name(), server.address());
+            format!(
+                "from = '{from}'\nupstream = '{upstream}'\n[[service]]\nname = '{name}'\nlisten = '{address}'\n"
+            )
+        };
+        let (old, new) = (named("old"), named("new"));
+        let file = Settings::new(&old);
+        let mut gateway = listening(file.command(&[]));
+        for text in [new, old] {
+            file.write(&text);
+            gateway.running.signal("HUP");
+            assert_eq!(event(&mut gateway, "listening")["address"], address);
+            event(&mut gateway, "reloaded");
+            let mut client = End::connect(kind, &address).await;
+            let mut at_server = server.accept().await;
+            assert!(passes(&mut client, &mut at_server).await);
+        }
+        gateway.terminate().succeeded();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
