@@ -1,6 +1,5 @@
 //! SIGHUP: what a reload changes, what it leaves alone, and what it reports.
 
-#[cfg(target_os = "linux")]
 use crate::support::eventually;
 
 use super::{
@@ -178,15 +177,20 @@ async fn settings_change_without_dropping_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_file_sighup_changes_nothing() {
     let mut server = Server::bind(Tcp, Config::default()).await;
-    let upstream = server.address().to_string();
-    let gateway = gateway(SmbDirect, Tcp, &upstream, &[]);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = command(&["gateway", "127.0.0.1:0", &server.address().to_string()]);
+    command.args(["--drain-timeout", "0"]);
+    command.stderr(log.reopen().unwrap());
+    let gateway = listening(command);
     gateway.running.signal("HUP");
+    eventually("the log says that there is no file", || {
+        fs::read_to_string(log.path()).is_ok_and(|text| text.contains("without --config"))
+    });
     let client = End::connect(SmbDirect, &gateway.address).await;
     let _upstream = server.accept().await;
     client.close().await;
-    let done = gateway.terminate();
-    assert!(done.status.success(), "{done:?}");
-    assert!(done.stderr.contains("without --config"), "{done:?}");
+    gateway.running.signal("TERM");
+    assert!(gateway.running.status().success());
 }
 
 /// The memory takes effect at the start only, and so does the number of connections that it affords.
