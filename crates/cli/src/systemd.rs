@@ -1,7 +1,7 @@
 //! Reports to the service manager, and the sockets that it or an earlier process passes to this one. Without systemd the
 //! reports do nothing.
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 use std::os::unix::net::UnixStream;
 use std::{future::Future, net::TcpListener, time::Duration};
 
@@ -144,7 +144,7 @@ pub(crate) struct Inherited {
     /// The sockets that an earlier process has left.
     pub(crate) kept: Kept,
     /// The stream to the process that this one is to succeed.
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     pub(crate) predecessor: Option<UnixStream>,
 }
 
