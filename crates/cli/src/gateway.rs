@@ -312,7 +312,10 @@ async fn be_ready(_: systemd::Inherited, _: &mut Requests) -> Result<()> {
     Ok(())
 }
 
-/// Runs the services until a signal ends them.
+/// Runs the services until a signal ends them, or another process serves and the sessions here have ended.
+///
+/// # Errors
+/// A service accepts no more clients.
 async fn serve(
     mut signals: Signals,
     mut services: Services,

@@ -73,8 +73,11 @@ impl Transparent {
     /// Logs which routes are missing for the answers of servers. A name that has no address now is passed over.
     #[cfg(target_os = "linux")]
     pub(super) async fn warn_of_missing_routes(self) {
+        use std::io;
+
         use smbdirect_smb::frame;
         use smbdirect_transport::missing_routes;
+        use tokio::task::spawn_blocking;
         use tracing::{debug, warn};
 
         let mut said = std::collections::BTreeSet::new();
@@ -84,7 +87,10 @@ impl Transparent {
                 let found =
                     tokio::time::timeout(LOOK_UP_LIMIT, transport::resolve(&server, frame::PORT));
                 for address in found.await.ok().and_then(Result::ok).unwrap_or_default() {
-                    let missing = match missing_routes(address, &networks) {
+                    let networks = networks.clone();
+                    // A router may have very many routes to list.
+                    let found = spawn_blocking(move || missing_routes(address, &networks)).await;
+                    let missing = match found.map_err(io::Error::from).flatten() {
                         Ok(Some(missing)) => missing,
                         Ok(None) => continue,
                         Err(error) => {
