@@ -72,6 +72,12 @@ struct Listed {
     last_turn: u64,
 }
 
+impl Listed {
+    fn has_sessions(&self) -> bool {
+        self.server.sessions.load(Relaxed) > 0
+    }
+}
+
 impl Drop for Listed {
     fn drop(&mut self) {
         if let Some(task) = &self.task {
@@ -188,7 +194,7 @@ impl Servers {
             }
             list.push(listed);
         }
-        before.retain(|listed| listed.server.sessions.load(Relaxed) > 0);
+        before.retain(Listed::has_sessions);
         *leaving = before;
     }
 
@@ -438,7 +444,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.server.sessions.fetch_sub(1, Relaxed);
+        if self.server.sessions.fetch_sub(1, Relaxed) == 1 {
+            lock(&self.servers.leaving).retain(Listed::has_sessions);
+        }
         let mut clients = lock(&self.servers.clients);
         for key in &*lock(&self.keys) {
             if let Some(client) = clients.get_mut(key)
@@ -673,9 +681,10 @@ mod tests {
         );
         assert!(lock(&servers.leaving).is_empty());
         servers.set(&both[..1], check, sleeping);
-        drop((seat, again));
-        servers.set(&both[..1], check, sleeping);
-        assert!(lock(&servers.leaving).is_empty());
+        drop(seat);
+        assert_eq!(lock(&servers.leaving).len(), 1);
+        drop(again);
+        assert!(lock(&servers.leaving).is_empty(), "its last session ends");
     }
 
     #[tokio::test]
