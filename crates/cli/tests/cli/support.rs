@@ -6,7 +6,7 @@ use std::{
     fmt, fs,
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -165,6 +165,9 @@ impl Decoded for Done {
 pub(crate) struct Running {
     child: Child,
     stdout: Option<BufReader<ChildStdout>>,
+    stderr: Option<BufReader<ChildStderr>>,
+    /// What was read of stderr.
+    logged: String,
 }
 
 impl Drop for Running {
@@ -186,22 +189,33 @@ impl Running {
     pub(crate) fn new(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().map(BufReader::new);
-        Self { child, stdout }
+        let stderr = child.stderr.take().map(BufReader::new);
+        Self {
+            child,
+            stdout,
+            stderr,
+            logged: String::new(),
+        }
     }
 
     /// Returns the next line of stdout.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        let mut stdout = self.stdout.take().expect("nobody else reads");
-        let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || {
-            let mut line = String::new();
-            let result = stdout.read_line(&mut line).map(|_| line);
-            let _ = sender.send((stdout, result));
-        });
-        let (stdout, line) = receiver.recv_timeout(STEP_TIMEOUT).expect("a line in time");
-        self.stdout = Some(stdout);
-        line.unwrap()
+        next_line(&mut self.stdout)
+    }
+
+    /// Waits for a line with this text in stderr.
+    #[cfg(unix)]
+    #[track_caller]
+    pub(crate) fn logs(&mut self, text: &str) {
+        loop {
+            let line = next_line(&mut self.stderr);
+            assert!(!line.is_empty(), "{text} is not in {}", self.logged);
+            self.logged += &line;
+            if line.contains(text) {
+                return;
+            }
+        }
     }
 
     /// Types a line, if stdin is a pipe.
@@ -257,7 +271,8 @@ impl Running {
     #[track_caller]
     pub(crate) fn finish_within(mut self, limit: Duration) -> Done {
         let mut stdout = self.stdout.take().expect("nobody else reads");
-        let mut stderr = self.child.stderr.take().expect("nobody else reads");
+        let mut stderr = self.stderr.take().expect("nobody else reads");
+        let logged = std::mem::take(&mut self.logged);
         let (sender, receiver) = mpsc::channel();
         let other = sender.clone();
         thread::spawn(move || {
@@ -266,7 +281,7 @@ impl Running {
             let _ = sender.send((true, text));
         });
         thread::spawn(move || {
-            let mut text = String::new();
+            let mut text = logged;
             let _ = stderr.read_to_string(&mut text);
             let _ = other.send((false, text));
         });
@@ -283,6 +298,21 @@ impl Running {
             stderr,
         }
     }
+}
+
+/// Returns the next line, which is empty at the end.
+#[track_caller]
+fn next_line<R: Read + Send + 'static>(stream: &mut Option<BufReader<R>>) -> String {
+    let mut reader = stream.take().expect("nobody else reads");
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut line = String::new();
+        let result = reader.read_line(&mut line).map(|_| line);
+        let _ = sender.send((reader, result));
+    });
+    let (reader, line) = receiver.recv_timeout(STEP_TIMEOUT).expect("a line in time");
+    *stream = Some(reader);
+    line.unwrap()
 }
 
 /// A `listen` on a port of its own.
