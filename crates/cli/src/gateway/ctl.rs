@@ -37,6 +37,11 @@ enum Action {
         /// Its number in the list, or SERVICE/NUMBER if there are several services
         id: String,
     },
+    /// End the sessions of a server, whose clients then connect again
+    EndAll {
+        /// The server, as the settings name it
+        server: String,
+    },
     /// List the servers
     Servers,
     /// Give a server no new clients
@@ -59,11 +64,12 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect gateway ctl sessions
   smbdirect gateway ctl end 12
   smbdirect gateway ctl /run/other.sock drain node1
+  smbdirect gateway ctl end-all node1
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"session\", service, id, client, server, upstream, seconds, memory_bytes, CARRIED}
   {\"event\":\"server\", service, server, is_up, is_drained, sessions, fault}
-  {\"event\":\"done\"}   of the others; CARRIED is that of smbdirect gateway";
+  {\"event\":\"done\", ended}   of the others; ended: the sessions that end-all has ended; CARRIED is that of smbdirect gateway";
 
 impl Ctl {
     pub(super) async fn run(self) -> Result<bool> {
@@ -72,12 +78,19 @@ impl Ctl {
             Action::Sessions => self.sessions(report, false).await?,
             Action::Memory => self.sessions(report, true).await?,
             Action::Servers => self.servers(report).await?,
-            Action::End { id } => self.change(report, &format!("/end/{id}")).await?,
-            Action::Drain { server } => self.change(report, &format!("/drain/{server}")).await?,
+            Action::End { id } => drop(self.change(report, &format!("/end/{id}")).await?),
+            Action::EndAll { server } => {
+                let answer = self.change(report, &format!("/end-all/{server}")).await?;
+                let ended = answer["ended"].as_u64().unwrap_or_default();
+                report.line(format_args!("ended {}", report::plural(ended, "session")));
+            }
+            Action::Drain { server } => {
+                self.change(report, &format!("/drain/{server}")).await?;
+            }
             Action::Undrain { server } => {
                 self.change(report, &format!("/undrain/{server}")).await?;
             }
-            Action::DrainAll => self.change(report, "/drain-all").await?,
+            Action::DrainAll => drop(self.change(report, "/drain-all").await?),
         }
         Ok(true)
     }
@@ -96,10 +109,11 @@ impl Ctl {
             .context("the answer is not JSON; versions of the two programs may differ")
     }
 
-    async fn change(&self, report: Report, path: &str) -> Result<()> {
-        self.ask(Method::POST, path).await?;
-        report.event(&serde_json::json!({"event": "done"}));
-        Ok(())
+    async fn change(&self, report: Report, path: &str) -> Result<Value> {
+        let mut answer = self.ask(Method::POST, path).await?;
+        answer["event"] = "done".into();
+        report.event(&answer);
+        Ok(answer)
     }
 
     async fn list(&self, path: &str, kind: &str) -> Result<Vec<Value>> {

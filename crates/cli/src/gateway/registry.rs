@@ -105,6 +105,27 @@ impl Registry {
         }
     }
 
+    /// Ends the sessions of a server in all services.
+    fn end_sessions(&self, server: &str) -> Answer {
+        let services = self.lock();
+        let mut is_known = false;
+        let mut ended = 0_u64;
+        for (_, service) in each(&services) {
+            is_known |= service.servers().iter().any(|one| one.server == server);
+            let sessions = service.sessions().into_iter();
+            let of_server = sessions.filter(|session| session.server.as_deref() == Some(server));
+            ended += of_server
+                .filter(|session| service.end_session(session.id))
+                .count() as u64;
+        }
+        // A server that the settings do not have any more may have sessions.
+        if is_known || ended > 0 {
+            Ok(json!({ "ended": ended }))
+        } else {
+            Err(format!("there is no server {server}"))
+        }
+    }
+
     /// Lets a server take no new clients, or take them again, in all services that have it.
     fn drain_server(&self, server: &str, is_drained: bool) -> Answer {
         let services = self.lock();
@@ -181,6 +202,7 @@ impl Figures for Registry {
             (false, ["servers"]) => Ok(self.of_all(Service::servers)),
             (true, ["end", id]) => self.end_session(None, id),
             (true, ["end", service, id]) => self.end_session(Some(service), id),
+            (true, ["end-all", server]) => self.end_sessions(server),
             (true, ["drain", server]) => self.drain_server(server, true),
             (true, ["undrain", server]) => self.drain_server(server, false),
             (true, ["drain-all"]) => {

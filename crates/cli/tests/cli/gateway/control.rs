@@ -82,6 +82,7 @@ async fn an_administrator_sees_and_ends_sessions_and_drains_servers() {
         (["end", "x"], "x is not the number of a session"),
         (["end", "other/1"], "there is no service other"),
         (["drain", "nas"], "there is no server nas"),
+        (["end-all", "nas"], "there is no server nas"),
     ] {
         let all = [&["gateway", "ctl", path][..], &arguments].concat();
         run(&all).failed(1, why).one_line();
@@ -89,6 +90,14 @@ async fn an_administrator_sees_and_ends_sessions_and_drains_servers() {
     ctl(&socket, &["end", "1"]);
     assert_eq!(client.receive().await, None);
     event(&mut gateway, "closed");
+    let mut client = End::connect(Tcp, &gateway.address).await;
+    let _at_server = server.accept().await;
+    event(&mut gateway, "opened");
+    assert_eq!(ctl(&socket, &["end-all", &upstream])[0]["ended"], 1);
+    assert_eq!(client.receive().await, None);
+    event(&mut gateway, "closed");
+    let none = run(&["gateway", "ctl", path, "end-all", &upstream]).succeeded();
+    assert_eq!(none.stdout, "ended 0 sessions\n");
 
     // The gateway ends when the request is answered, and meanwhile takes no clients.
     let mut client = End::connect(Tcp, &gateway.address).await;
