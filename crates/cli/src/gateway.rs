@@ -37,7 +37,7 @@ use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
 use services::Services;
 use transparent::Transparent;
-use upgrade::Successor;
+use upgrade::{Knowledge, Successor};
 
 #[cfg(target_os = "linux")]
 pub(crate) use upgrade::start_new_process;
@@ -277,7 +277,7 @@ impl Gateway {
                     let server = server.get_or_insert_with(metrics::Server::new);
                     server.bind_control(path, &inherited.kept).await?;
                 }
-                be_ready(inherited, requests).await?;
+                services.learn(be_ready(inherited, requests).await?);
                 listening.into_iter().for_each(|one| services.begin(one));
                 if let Some(server) = &mut server {
                     server.start(report, services.registry());
@@ -293,23 +293,25 @@ impl Gateway {
     }
 }
 
-/// Waits until this process is to serve: after the process that it is to succeed, if there is one.
+/// Waits until this process is to serve: after the process that it is to succeed, if there is one. Returns what that
+/// process knows.
 ///
 /// # Errors
 /// The other process goes on.
 #[cfg(target_os = "linux")]
-async fn be_ready(mut inherited: systemd::Inherited, requests: &mut Requests) -> Result<()> {
-    if let Some(predecessor) = inherited.predecessor.take() {
-        upgrade::be_ready(predecessor).await?;
-        // It was for the other process.
-        requests.forget_upgrade().await;
-    }
-    Ok(())
+async fn be_ready(mut inherited: systemd::Inherited, requests: &mut Requests) -> Result<Knowledge> {
+    let Some(predecessor) = inherited.predecessor.take() else {
+        return Ok(Knowledge::default());
+    };
+    let knowledge = upgrade::be_ready(predecessor).await?;
+    // It was for the other process.
+    requests.forget_upgrade().await;
+    Ok(knowledge)
 }
 
 #[cfg(not(target_os = "linux"))]
-async fn be_ready(_: systemd::Inherited, _: &mut Requests) -> Result<()> {
-    Ok(())
+async fn be_ready(_: systemd::Inherited, _: &mut Requests) -> Result<Knowledge> {
+    Ok(Knowledge::default())
 }
 
 /// Runs the services until a signal ends them, or another process serves and the sessions here have ended.
@@ -432,7 +434,7 @@ impl Signals {
         };
         let succeeded = async {
             let mut successor = started?;
-            successor.take_over().await?;
+            successor.take_over(&services.knowledge()).await?;
             Ok::<_, anyhow::Error>(successor)
         };
         match succeeded.await {

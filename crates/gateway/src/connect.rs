@@ -7,9 +7,10 @@ use tokio::{io::AsyncWriteExt, time::timeout};
 use tracing::info;
 
 use super::{
+    clients::ClientKey,
     peer::{Peer, Side, Source, Stop},
     proxy_header,
-    servers::{ClientKey, Seat},
+    servers::Seat,
     session::{Connected, Session},
     settings::ClientAddress,
 };

@@ -16,11 +16,12 @@ use tokio::sync::Notify;
 
 use super::{
     buffers::Buffers,
+    clients::ClientKey,
     counters::SessionTraffic,
     memory::{Grant, Share},
     peer::{Side, Stop},
     phase::{Phase, Phases},
-    servers::{ClientKey, Seat},
+    servers::Seat,
 };
 
 /// One session's state that requests and answers share.

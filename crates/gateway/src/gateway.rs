@@ -120,19 +120,24 @@ impl Gateway {
         }
     }
 
+    /// Stops listening. When it returns, another service or process can use the addresses, and gets all clients that
+    /// connect. [`end`](Self::end) follows.
+    pub async fn stop_listening(&mut self) {
+        self.listeners.shutdown().await;
+        self.clients.close();
+    }
+
     /// Stops listening, and ends the sessions: first those whose requests are answered, and all of them after the
     /// drain timeout or when `urgent` resolves. Reports the totals.
-    pub async fn end(self, urgent: impl Future<Output = ()>) {
+    pub async fn end(mut self, urgent: impl Future<Output = ()>) {
+        self.stop_listening().await;
         let Self {
             service,
-            mut listeners,
             clients,
             mut sessions,
             phase,
             ..
         } = self;
-        // When a listener is gone, another process can use its address.
-        listeners.shutdown().await;
         drop(clients);
         drain(&service, &phase, &mut sessions, urgent).await;
         service.report_summary();

@@ -22,7 +22,7 @@ use super::{
     event::Event,
     live::{Check, Live},
     peer::Peer,
-    servers::{Fault, Server},
+    servers::{Fault, Server, ServerStatus},
     service::Service,
 };
 
@@ -37,6 +37,14 @@ impl Service {
     pub fn set_live(self: &Arc<Self>, live: Live) {
         self.replace_live(live);
         self.begin_checks();
+    }
+
+    /// Assumes the states of servers that another process has found, as [`servers`](Self::servers) has returned them there,
+    /// until checks find something else. Must be called before the [`Gateway`](super::Gateway) is created, and within a
+    /// tokio runtime.
+    pub fn assume_servers(self: &Arc<Self>, states: &[ServerStatus]) {
+        self.begin_checks();
+        self.servers.assume(states);
     }
 
     /// Begins to check the servers of the settings.

@@ -18,6 +18,7 @@
 mod admitted;
 mod answers;
 mod buffers;
+mod clients;
 mod connect;
 mod counters;
 mod event;
@@ -47,6 +48,7 @@ mod times;
 mod turned_away;
 mod waits;
 
+pub use clients::{Clients, Remembered};
 pub use counters::Carried;
 pub use event::Event;
 pub use gateway::Gateway;

@@ -1,11 +1,6 @@
 //! The servers of a gateway: which of them take clients, and which one a client goes to.
-//!
-//! All connections of one client go to the same server, so that multichannel and durable handles work. A client is
-//! recognised by the ClientGuid of its NEGOTIATE, or by its address if it has none.
 
 use std::{
-    collections::HashMap,
-    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -13,43 +8,17 @@ use std::{
     time::Duration,
 };
 
-use serde::Serialize;
-use smbdirect_smb::smb2::{Command, Header};
+use serde::{Deserialize, Serialize};
 use smbdirect_transport::Address;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
-use super::live::{Balance, Check};
+use super::{
+    clients::{ClientKey, Clients},
+    live::{Balance, Check},
+};
 
-/// Maximum number of clients that are remembered after their last connection.
-const MAX_CLIENTS: usize = 65_536;
 /// The part of its share of clients that a server gets when it begins to take clients again.
 const LEAST_WEIGHT: f64 = 0.05;
-
-/// Something by which a client is recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum ClientKey {
-    /// ClientGuid of its NEGOTIATE.
-    Guid([u8; 16]),
-    /// Its address, if the ClientGuid is zero or unknown.
-    Address(IpAddr),
-}
-
-impl ClientKey {
-    /// Number of bytes of a first message that [`of_first_message`](Self::of_first_message) needs.
-    pub(super) const HEAD: usize = Header::LENGTH + 28;
-
-    /// Returns the ClientGuid of an SMB2 NEGOTIATE request ([MS-SMB2] 2.2.3). `None` for another message, and for a
-    /// ClientGuid of zeros, which clients of SMB 2.0.2 send.
-    pub(super) fn of_first_message(head: &[u8]) -> Option<Self> {
-        let header = Header::decode(head).ok()?;
-        if header.command != Command::NEGOTIATE || header.is_response() {
-            return None;
-        }
-        let guid = head.get(Header::LENGTH + 12..Self::HEAD)?;
-        let guid: [u8; 16] = guid.try_into().ok()?;
-        (guid != [0; 16]).then_some(Self::Guid(guid))
-    }
-}
 
 /// The servers of a gateway.
 #[derive(Debug, Default)]
@@ -57,7 +26,7 @@ pub(super) struct Servers {
     list: Mutex<Vec<Listed>>,
     /// Servers that the settings had before, while they have sessions. They are still checked.
     leaving: Mutex<Vec<Listed>>,
-    clients: Mutex<HashMap<ClientKey, Client>>,
+    clients: Arc<Clients>,
 }
 
 /// A server that the settings have, and the task that checks it.
@@ -86,14 +55,6 @@ impl Drop for Listed {
     }
 }
 
-/// The server of a client.
-#[derive(Debug)]
-struct Client {
-    server: Arc<Server>,
-    connections: u64,
-    last_seen: Instant,
-}
-
 /// One server.
 #[derive(Debug)]
 pub(super) struct Server {
@@ -118,6 +79,8 @@ struct Health {
     is_up: bool,
     /// Results in a row that differ from `is_up`.
     contrary: u32,
+    /// Whether a check has found anything. The first result alone decides.
+    is_known: bool,
     /// When it began to take clients again, if it was down.
     up_since: Option<Instant>,
     slow_start: Duration,
@@ -126,7 +89,7 @@ struct Health {
 }
 
 /// The state of one server.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// The server, as the settings name it.
     pub server: String,
@@ -156,6 +119,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Servers {
+    /// Creates an empty list, whose clients these are.
+    pub(super) fn of(clients: Arc<Clients>) -> Self {
+        Self {
+            clients,
+            ..Self::default()
+        }
+    }
+
     /// Sets the servers, and how they are checked: `start` starts the task that checks a server. A server that stays
     /// keeps its state, and its sessions go on. One that does not stay is checked while it has sessions.
     pub(super) fn set(
@@ -218,6 +189,16 @@ impl Servers {
             .collect()
     }
 
+    /// Assumes the states that another process has found, until checks find something else.
+    pub(super) fn assume(&self, states: &[ServerStatus]) {
+        for listed in &*lock(&self.list) {
+            let is_of = |state: &&ServerStatus| state.server == listed.server.name;
+            if let Some(state) = states.iter().find(is_of) {
+                listed.server.assume(state, listed.check.is_some());
+            }
+        }
+    }
+
     /// Has the server with this name take no new clients, or take them again. Returns whether there is one.
     pub(super) fn set_drained(&self, name: &str, is_drained: bool) -> bool {
         let list = lock(&self.list);
@@ -238,25 +219,26 @@ impl Servers {
     ) -> Option<Seat> {
         let has_failed = |server: &Arc<Server>| failed.iter().any(|one| Arc::ptr_eq(one, server));
         let mut list = lock(&self.list);
-        let mut clients = lock(&self.clients);
-        let known = clients.get(&key).and_then(|client| {
-            let server = &client.server;
-            let is_listed = list
-                .iter()
-                .any(|listed| Arc::ptr_eq(&listed.server, server));
+        let leaving = lock(&self.leaving);
+        let mut clients = self.clients.lock();
+        let known = clients.servers(key).find_map(|(name, connections)| {
+            let is_named = |listed: &&Listed| listed.server.name == name;
+            let listed = list.iter().find(is_named);
+            let server = &listed.or_else(|| leaving.iter().find(is_named))?.server;
             // Connections that a client adds go where the others are, also while that server is drained.
-            let has_others = client.connections > 0 && server.is_up();
-            let stays = has_others || (is_listed && server.takes_clients());
+            let has_others = connections > 0 && server.is_up();
+            let stays = has_others || (listed.is_some() && server.takes_clients());
             (stays && !has_failed(server)).then(|| server.clone())
         });
+        drop(leaving);
         let server = match known {
             Some(server) => server,
             None => next(&mut list, balance, has_failed)?,
         };
-        drop(list);
-        let has_others = remember(&mut clients, key, &server) > 1;
+        let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);
+        let has_others = clients.enter(key, &server.name, is_of_service) > 1;
         server.sessions.fetch_add(1, Relaxed);
-        drop(clients);
+        drop((clients, list));
         Some(Seat {
             servers: self.clone(),
             server,
@@ -264,34 +246,6 @@ impl Servers {
             keys: Mutex::new(vec![key]),
         })
     }
-}
-
-/// Counts a connection of a client at its server, and returns how many it has there.
-fn remember(clients: &mut HashMap<ClientKey, Client>, key: ClientKey, server: &Arc<Server>) -> u64 {
-    if clients.len() >= MAX_CLIENTS && !clients.contains_key(&key) {
-        forget_some(clients);
-    }
-    let client = clients.entry(key).or_insert_with(|| Client {
-        server: server.clone(),
-        connections: 0,
-        last_seen: Instant::now(),
-    });
-    if !Arc::ptr_eq(&client.server, server) {
-        client.server = server.clone();
-        client.connections = 0;
-    }
-    client.connections += 1;
-    client.connections
-}
-
-/// Forgets the half of the clients without connections that was seen longest ago.
-fn forget_some(clients: &mut HashMap<ClientKey, Client>) {
-    let without = clients.values().filter(|client| client.connections == 0);
-    let mut times: Vec<_> = without.map(|client| client.last_seen).collect();
-    times.sort_unstable();
-    let middle = times.get(times.len() / 2).copied();
-    let is_kept = |client: &Client| middle.is_some_and(|middle| client.last_seen > middle);
-    clients.retain(|_, client| client.connections > 0 || is_kept(client));
 }
 
 /// Returns the server whose turn it is.
@@ -358,6 +312,19 @@ impl Server {
         self.health.send_replace(Health::assumed());
     }
 
+    /// Assumes a state that another process has found; that of its health only if this one checks it, too.
+    fn assume(&self, state: &ServerStatus, is_checked: bool) {
+        self.drained.send_replace(state.is_drained);
+        if is_checked && !state.is_up {
+            self.health.send_replace(Health {
+                is_up: false,
+                is_known: true,
+                fault: state.fault.clone(),
+                ..Health::assumed()
+            });
+        }
+    }
+
     /// Returns the part of its share of new clients that the server gets.
     fn weight(&self, now: Instant) -> f64 {
         let health = self.health.borrow();
@@ -379,13 +346,14 @@ impl Server {
                 return false;
             }
             health.slow_start = check.slow_start;
+            let is_first = !std::mem::replace(&mut health.is_known, true);
             if is_success == health.is_up {
                 health.contrary = 0;
                 return false;
             }
             health.contrary += 1;
             let needed = if is_success { check.rise } else { check.fall };
-            if health.contrary < needed {
+            if health.contrary < needed && !is_first {
                 return false;
             }
             health.is_up = is_success;
@@ -421,6 +389,7 @@ impl Health {
         Self {
             is_up: true,
             contrary: 0,
+            is_known: false,
             up_since: None,
             slow_start: Duration::ZERO,
             fault: None,
@@ -431,12 +400,14 @@ impl Health {
 impl Seat {
     /// Adds what the client is recognised by as well. A client that has connections to another server keeps them.
     pub(super) fn add_key(&self, key: ClientKey) {
-        let mut clients = lock(&self.servers.clients);
-        let is_elsewhere = clients.get(&key).is_some_and(|client| {
-            client.connections > 0 && !Arc::ptr_eq(&client.server, &self.server)
+        let list = lock(&self.servers.list);
+        let mut clients = self.servers.clients.lock();
+        let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);
+        let is_elsewhere = clients.servers(key).any(|(name, connections)| {
+            connections > 0 && name != self.server.name && is_of_service(name)
         });
         if !is_elsewhere {
-            remember(&mut clients, key, &self.server);
+            clients.enter(key, &self.server.name, is_of_service);
             lock(&self.keys).push(key);
         }
     }
@@ -447,14 +418,9 @@ impl Drop for Seat {
         if self.server.sessions.fetch_sub(1, Relaxed) == 1 {
             lock(&self.servers.leaving).retain(Listed::has_sessions);
         }
-        let mut clients = lock(&self.servers.clients);
+        let mut clients = self.servers.clients.lock();
         for key in &*lock(&self.keys) {
-            if let Some(client) = clients.get_mut(key)
-                && Arc::ptr_eq(&client.server, &self.server)
-            {
-                client.connections = client.connections.saturating_sub(1);
-                client.last_seen = Instant::now();
-            }
+            clients.leave(*key, &self.server.name);
         }
     }
 }
@@ -486,6 +452,7 @@ mod tests {
     }
 
     fn fail(server: &Server, check: &Check) {
+        server.checked(check, Ok(()));
         for _ in 0..check.fall {
             server.checked(check, fault(false));
         }
@@ -547,6 +514,7 @@ mod tests {
         let check = Check::default();
         let seat = servers.seat(LEAST, client(1), &[]).unwrap();
         let a = seat.server.clone();
+        assert!(!a.checked(&check, Ok(())));
         assert!(!a.checked(&check, fault(false)));
         assert!(!a.checked(&check, Ok(())));
         fail(&a, &check);
@@ -560,6 +528,85 @@ mod tests {
         assert!(!a.checked(&check, Ok(())));
         assert!(a.checked(&check, Ok(())));
         assert!(servers.is_any_up());
+    }
+
+    #[tokio::test]
+    async fn the_first_check_of_a_server_decides() {
+        let servers = servers(&["a", "b"]);
+        let check = Check::default();
+        let a = named(&servers, "a");
+        assert!(!a.checked(&check, fault(true)));
+        assert!(a.checked(&check, fault(false)));
+        assert!(!a.is_up());
+        assert!(!a.checked(&check, Ok(())));
+        assert!(a.checked(&check, Ok(())));
+        assert!(!a.checked(&check, fault(false)));
+        assert!(a.is_up());
+    }
+
+    #[tokio::test]
+    async fn services_send_a_client_to_one_server() {
+        let clients = Arc::new(Clients::default());
+        let services = [["a", "b", "c"], ["c", "a", "b"]].map(|names| {
+            let servers = Arc::new(Servers::of(clients.clone()));
+            let addresses = names.map(|name| name.parse().unwrap());
+            servers.set(&addresses, None, |_, _| unreachable!());
+            servers
+        });
+        for number in 0..9 {
+            let seats = [0, 1].map(|service: usize| {
+                let service = &services[(service + usize::from(number)) % 2];
+                service.seat(LEAST, client(number), &[]).unwrap()
+            });
+            assert_eq!(seats[0].server.name, seats[1].server.name);
+            assert!(seats[1].has_others);
+        }
+        // Also while the server is drained, if it has connections of the client by the other service.
+        let first = services[0].seat(LEAST, client(1), &[]).unwrap();
+        services
+            .iter()
+            .for_each(|servers| assert!(servers.set_drained(&first.server.name, true)));
+        let channel = services[1].seat(LEAST, client(1), &[]).unwrap();
+        assert_eq!(channel.server.name, first.server.name);
+        drop((first, channel));
+        // A service with other servers has its own.
+        let others = Arc::new(Servers::of(clients));
+        others.set(&["d".parse().unwrap()], None, |_, _| unreachable!());
+        let before = services[0].seat(LEAST, client(2), &[]).unwrap();
+        let other = others.seat(LEAST, client(2), &[]).unwrap();
+        assert_eq!(other.server.name, "d");
+        let channel = services[1].seat(LEAST, client(2), &[]).unwrap();
+        assert_eq!(channel.server.name, before.server.name);
+    }
+
+    #[tokio::test]
+    async fn states_of_another_process_are_assumed() {
+        let before = servers(&["a", "b", "c"]);
+        fail(&named(&before, "a"), &Check::default());
+        before.set_drained("b", true);
+        let after = Servers::default();
+        let sleeping = |_, _| tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let addresses = ["b", "d", "a"].map(|name| name.parse().unwrap());
+        after.set(&addresses, Some(Check::default()), sleeping);
+        after.assume(&before.status());
+        let states: Vec<_> = after
+            .status()
+            .into_iter()
+            .map(|state| (state.server, state.is_up, state.is_drained))
+            .collect();
+        let expected = [("b", true, true), ("d", true, false), ("a", false, false)];
+        assert_eq!(
+            states,
+            expected.map(|(name, up, drained)| (name.to_owned(), up, drained))
+        );
+        // It comes back as if this process had seen it fail.
+        let a = named(&after, "a");
+        assert!(!a.checked(&Check::default(), Ok(())));
+        assert!(a.checked(&Check::default(), Ok(())));
+        // One that is not checked here is up.
+        after.set(&addresses, None, sleeping);
+        after.assume(&before.status());
+        assert!(after.status().iter().all(|state| state.is_up));
     }
 
     #[tokio::test(start_paused = true)]
@@ -705,20 +752,6 @@ mod tests {
     }
 
     #[test]
-    fn few_clients_are_remembered() {
-        let servers = servers(&["a"]);
-        for number in 0..MAX_CLIENTS as u32 + 10 {
-            let address = IpAddr::from(number.to_be_bytes());
-            servers.seat(LEAST, ClientKey::Address(address), &[]);
-        }
-        let remembered = lock(&servers.clients).len();
-        assert!(
-            (MAX_CLIENTS / 2..=MAX_CLIENTS).contains(&remembered),
-            "{remembered}"
-        );
-    }
-
-    #[test]
     fn a_client_that_begins_with_smb1_is_recognised_later() {
         let servers = servers(&["a", "b"]);
         let old = ClientKey::Address([10, 0, 0, 1].into());
@@ -727,10 +760,13 @@ mod tests {
         let channel = servers.seat(LEAST, client(1), &[]).unwrap();
         assert!(Arc::ptr_eq(&first.server, &channel.server));
         drop((first, channel));
-        assert!(
-            lock(&servers.clients)
-                .values()
-                .all(|client| client.connections == 0)
-        );
+        for key in [old, client(1)] {
+            let clients = servers.clients.lock();
+            assert!(
+                clients
+                    .servers(key)
+                    .all(|(_, connections)| connections == 0)
+            );
+        }
     }
 }

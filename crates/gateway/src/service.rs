@@ -16,6 +16,7 @@ use smbdirect_transport::{Address, Rdma, TcpOptions, canonical, connect_tcp_as};
 
 use super::{
     buffers::Buffers,
+    clients::Clients,
     counters::Counters,
     event::Event,
     live::Live,
@@ -94,6 +95,13 @@ impl Service {
     #[must_use]
     pub fn numbered_after(mut self, number: u64) -> Self {
         self.places = Arc::new(Places::numbered_after(number));
+        self
+    }
+
+    /// Shares the knowledge of which server a client has with other services, whose settings name servers in the same way.
+    #[must_use]
+    pub fn with_clients(mut self, clients: Arc<Clients>) -> Self {
+        self.servers = Arc::new(Servers::of(clients));
         self
     }
 

@@ -2,15 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     future::Future,
     net::TcpListener,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use anyhow::{Result, anyhow, bail};
-use smbdirect_gateway::{Gateway as RunningGateway, Live, Service, Settings};
+use smbdirect_gateway::{
+    Clients, Gateway as RunningGateway, Live, ServerStatus, Service, Settings,
+};
 use smbdirect_transport::Kept;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
 use tracing::warn;
 
 use super::{
@@ -21,6 +27,7 @@ use super::{
     registry::Registry,
     reload::{self, Difference},
     transparent::Transparent,
+    upgrade::Knowledge,
 };
 use crate::{
     options,
@@ -41,6 +48,10 @@ pub(super) struct Services {
     removed: Vec<watch::Sender<Stop>>,
     tasks: JoinSet<(String, Arc<Service>, Result<()>)>,
     registry: Arc<Registry>,
+    /// The clients of all services, so that a client that uses two of them has the same server in both.
+    clients: Arc<Clients>,
+    /// What the process that this one has succeeded knew of the servers of services that have not begun.
+    servers_before: BTreeMap<String, Vec<ServerStatus>>,
 }
 
 /// A service that is not to end.
@@ -51,6 +62,8 @@ struct Running {
     /// The settings that do not change while the service runs.
     settings: Settings,
     stop: watch::Sender<Stop>,
+    /// Ends when the service accepts no more clients.
+    listens: oneshot::Receiver<Infallible>,
     /// Duplicates of the listening sockets.
     sockets: Vec<Passed>,
     /// Why another process cannot take its place, if it cannot.
@@ -86,6 +99,25 @@ impl Services {
             removed: Vec::new(),
             tasks: JoinSet::new(),
             registry: Arc::new(Registry::new(has_tables)),
+            clients: Arc::default(),
+            servers_before: BTreeMap::new(),
+        }
+    }
+
+    /// Takes what the process knew that this one has succeeded.
+    pub(super) fn learn(&mut self, knowledge: Knowledge) {
+        self.clients.remember(knowledge.clients);
+        self.servers_before = knowledge.servers;
+    }
+
+    /// Returns what a process has to know that takes the place of this one.
+    pub(super) fn knowledge(&self) -> Knowledge {
+        let servers = self.running.iter();
+        Knowledge {
+            servers: servers
+                .map(|(name, running)| (name.clone(), running.service.servers()))
+                .collect(),
+            clients: self.clients.remembered(),
         }
     }
 
@@ -162,17 +194,30 @@ impl Services {
             move |event: &smbdirect_gateway::Event<'_>| show.show(event),
         );
         // A service that was removed may have the same name, and sessions.
-        let service = Arc::new(service.numbered_after(self.registry.last_session(&name)));
+        let service = service
+            .numbered_after(self.registry.last_session(&name))
+            .with_clients(self.clients.clone());
+        let service = Arc::new(service);
+        if let Some(states) = self.servers_before.remove(&name) {
+            service.assume_servers(&states);
+        }
         let (stop, stopped) = watch::channel(Stop::No);
         let gateway = RunningGateway::new(service.clone(), listeners.listeners);
-        self.tasks
-            .spawn(serve(name.clone(), service.clone(), gateway, stopped));
+        let (listening, listens) = oneshot::channel();
+        self.tasks.spawn(serve(
+            name.clone(),
+            service.clone(),
+            gateway,
+            stopped,
+            listening,
+        ));
         self.registry.add(&name, service.clone());
         let running = Running {
             service,
             in_force: given,
             settings,
             stop,
+            listens,
             sockets: listeners.sockets,
             keeps_from_upgrade: options.keeps_from_upgrade(),
             _capture: listeners.capture,
@@ -246,7 +291,8 @@ impl Services {
     }
 
     /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
-    /// that begin later, and a setting that needs a restart has no effect until then. Dropping the future changes nothing.
+    /// that begin later, and a setting that needs a restart has no effect until then. Dropping the future leaves out a part of the
+    /// change.
     pub(super) async fn reload(&mut self) {
         let Some(file) = &self.file else {
             warn!(
@@ -262,7 +308,7 @@ impl Services {
                 return;
             }
         };
-        let reloaded = self.apply(change);
+        let reloaded = self.apply(change).await;
         let mut parts = Vec::new();
         for (what, names) in [
             ("changed", &reloaded.changed),
@@ -337,7 +383,7 @@ impl Services {
     }
 
     /// Changes what runs.
-    fn apply(&mut self, change: Change) -> Reloaded {
+    async fn apply(&mut self, change: Change) -> Reloaded {
         let mut reloaded = Reloaded {
             removed: change.removed,
             ..Reloaded::default()
@@ -375,6 +421,8 @@ impl Services {
                 running.stop.send_replace(Stop::WhenAnswered);
                 self.removed.retain(|stop| !stop.is_closed());
                 self.removed.push(running.stop);
+                // A service that is added may have its address, and takes the clients from here on.
+                let _ = running.listens.await;
             }
         }
         for started in change.added {
@@ -439,6 +487,7 @@ async fn serve(
     service: Arc<Service>,
     mut gateway: RunningGateway,
     mut stop: watch::Receiver<Stop>,
+    listens: oneshot::Sender<Infallible>,
 ) -> (String, Arc<Service>, Result<()>) {
     let mut later = stop.clone();
     let result = tokio::select! {
@@ -450,6 +499,8 @@ async fn serve(
             () = gateway.be_succeeded(), if *later.borrow() == Stop::WhenLeft => {}
             _ = stop.wait_for(|&stop| stop > Stop::WhenLeft) => {}
         }
+        gateway.stop_listening().await;
+        drop(listens);
         gateway
             .end(async {
                 if later.wait_for(|&stop| stop == Stop::Now).await.is_err() {

@@ -1,12 +1,16 @@
 //! Upgrades: the gateway starts its program again, which may be a new version, and the new process takes its place.
 //!
 //! The new process gets the listening sockets as systemd passes sockets, and one end of a stream. It listens as after any
-//! start, writes `ready ID` with its process ID to the stream, and serves when it has read `go`. If either process ends
-//! before that, the stream ends, and the other one goes on alone. Versions of the two processes may differ, so this stays
-//! as it is.
+//! start, writes `ready ID` with its process ID to the stream, and serves when it has read `go` and what the old process
+//! knows, as JSON, in one line. If either process ends before that, the stream ends, and the other one goes on alone.
+//! Versions of the two processes may differ, so this stays as it is, but for members of the JSON that are added.
+
+use std::collections::BTreeMap;
 
 #[cfg(not(target_os = "linux"))]
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use smbdirect_gateway::{Remembered, ServerStatus};
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::start_new_process;
@@ -18,6 +22,16 @@ pub(super) fn prevented() -> Option<&'static str> {
     (std::process::id() == 1).then_some(
         "it is the first process of its container, and with its end all of the container ends",
     )
+}
+
+/// What a process knows that its successor would have to find out.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Knowledge {
+    /// The servers of each service, with checks and `gateway ctl drain`.
+    pub(super) servers: BTreeMap<String, Vec<ServerStatus>>,
+    /// The servers of clients, whose sessions may go on in the old process.
+    pub(super) clients: Vec<Remembered>,
 }
 
 #[cfg(target_os = "linux")]
@@ -37,7 +51,9 @@ mod linux {
         net::UnixStream,
         time::timeout,
     };
+    use tracing::warn;
 
+    use super::Knowledge;
     use crate::{
         signals::holding_requests,
         systemd::{self, PREDECESSOR, Passed, State},
@@ -50,7 +66,10 @@ mod linux {
     const STARTER: &str = "SMBDIRECT_GATEWAY_STARTER";
     /// The descriptor of the first passed socket.
     const FIRST_DESCRIPTOR: i32 = 3;
-    const GO: [u8; 2] = *b"go";
+    const GO: &str = "go ";
+    /// Maximum number of bytes of the line in which the new process learns what the old one knows. Each of 65,536 clients
+    /// has a hundred.
+    const MAX_KNOWLEDGE_BYTES: u64 = 64 << 20;
 
     /// The process that is to take the place of this one, and is ready.
     pub(in super::super) struct Successor {
@@ -99,15 +118,19 @@ mod linux {
             Ok(Self { id, stream })
         }
 
-        /// Has the new process serve.
+        /// Has the new process serve, with what this one knows.
         ///
         /// # Errors
-        /// It has ended.
-        pub(in super::super) async fn take_over(&mut self) -> Result<()> {
+        /// It has ended, or does not read.
+        pub(in super::super) async fn take_over(&mut self, knowledge: &Knowledge) -> Result<()> {
+            let line = format!("{GO}{}\n", serde_json::to_string(knowledge)?);
             // Before the new process reports anything, because the service manager listens to the main process only.
             systemd::notify(State::Succeeded(self.id.unsigned_abs()));
-            let wrote = self.stream.get_mut().write_all(&GO).await;
-            wrote.context("the new process has ended")
+            let wrote = self.stream.get_mut().write_all(line.as_bytes());
+            let wrote = timeout(READY_TIMEOUT, wrote).await;
+            wrote
+                .context("the new process does not read")?
+                .context("the new process has ended")
         }
 
         /// Has the new process read its settings again.
@@ -151,23 +174,32 @@ mod linux {
         Some(started.map(|_| 0).context("the program cannot be started"))
     }
 
-    /// Tells the process that this one is to succeed that it is ready, and waits until it is to serve.
+    /// Tells the process that this one is to succeed that it is ready, and waits until it is to serve. Returns what the
+    /// other process knows.
     ///
     /// # Errors
     /// The other process goes on.
-    pub(in super::super) async fn be_ready(predecessor: net::UnixStream) -> Result<()> {
+    pub(in super::super) async fn be_ready(predecessor: net::UnixStream) -> Result<Knowledge> {
         predecessor.set_nonblocking(true)?;
         let mut stream = UnixStream::from_std(predecessor)?;
         let ready = format!("ready {}\n", process::id());
-        let serving = async {
-            stream.write_all(ready.as_bytes()).await?;
-            stream.read_exact(&mut [0; GO.len()]).await
-        };
-        let serving = serving.await;
-        serving.context(
-            "the upgrade was given up, so the process that this one was to succeed goes on",
-        )?;
-        Ok(())
+        stream.write_all(ready.as_bytes()).await?;
+        let mut line = String::new();
+        let mut stream = BufReader::new(stream).take(MAX_KNOWLEDGE_BYTES);
+        stream.read_line(&mut line).await?;
+        let known = line
+            .strip_prefix(GO)
+            .filter(|known| known.ends_with('\n'))
+            .context(
+                "the upgrade was given up, so the process that this one was to succeed goes on",
+            )?;
+        Ok(serde_json::from_str(known).unwrap_or_else(|error| {
+            // It ends now, so this one has to serve.
+            warn!(
+                "what the earlier process knows of servers and clients was not understood: {error}"
+            );
+            Knowledge::default()
+        }))
     }
 }
 
@@ -182,7 +214,7 @@ impl Successor {
         anyhow::bail!("upgrades are for Linux")
     }
 
-    pub(super) async fn take_over(&mut self) -> Result<()> {
+    pub(super) async fn take_over(&mut self, _: &Knowledge) -> Result<()> {
         Ok(())
     }
 

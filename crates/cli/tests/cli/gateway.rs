@@ -36,6 +36,20 @@ mod systemd;
 #[cfg(target_os = "linux")]
 mod upgrade;
 
+/// Returns an address of this machine with a port that no other test has, for what has to listen on the same one twice.
+#[cfg(unix)]
+fn own_address() -> String {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    static NUMBER: AtomicU32 = AtomicU32::new(1);
+    let (id, number) = (std::process::id(), NUMBER.fetch_add(1, Relaxed));
+    if cfg!(target_os = "linux") {
+        format!("127.{}.{}.{number}:5445", 64 + (id >> 8) % 64, id % 256)
+    } else {
+        // Other systems have one address.
+        format!("127.0.0.1:{}", 20_000 + (id % 256) * 64 + number)
+    }
+}
+
 fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
     let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);
     command.args(["--from", from.name(), "--to", to.name()]);

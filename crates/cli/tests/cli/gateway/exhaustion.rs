@@ -25,12 +25,6 @@ fn turned_away(address: &str) -> bool {
         .is_err_and(|error| timed_out(error.kind()))
 }
 
-/// Returns an address that was free.
-pub(super) fn free_address() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
-}
-
 /// Returns a gateway that turns every client away, which logs a line for each.
 fn denying(address: &str, stdout: Stdio) -> Command {
     let mut command = command(&["gateway", address, "127.0.0.1:1", "--from", "tcp"]);
@@ -92,7 +86,7 @@ fn the_summary_counts_all_that_were_turned_away() {
 #[test]
 fn a_full_disk_and_a_closed_output_do_not_change_the_status() {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
-    let address = free_address();
+    let address = own_address();
     let mut running = Running::new(denying(&address, full()));
     eventually("listening", || Stream::connect(&address).is_ok());
     running.signal("TERM");

@@ -2,7 +2,6 @@
 
 use super::{
     control::ctl,
-    exhaustion::free_address,
     metrics::{http, sample},
     service::Settings,
     *,
@@ -166,7 +165,7 @@ async fn a_service_that_is_added_again_does_not_hide_the_removed_one() {
 async fn an_address_moves_to_a_service_that_is_added() {
     for kind in [Tcp, SmbDirect] {
         let mut server = Server::bind(Tcp, Config::default()).await;
-        let address = free_address();
+        let address = own_address();
         let named = |name: &str| {
             let (from, upstream) = (kind.name(), server.address());
             format!(

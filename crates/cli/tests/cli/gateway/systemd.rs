@@ -16,7 +16,6 @@ use rustix::net::{
 
 use super::{
     service::{Settings, settings},
-    upgrade::own_address,
     *,
 };
 use crate::support::{PROGRAM, Running, eventually};

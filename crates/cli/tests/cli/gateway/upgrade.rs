@@ -4,26 +4,19 @@ use std::{
     net,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
-    process::{self, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    process::{Command, Stdio},
 };
 
 use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
+    control::ctl,
     metrics::http,
     service::{Settings, settings},
     systemd::Manager,
     *,
 };
 use crate::support::{PROGRAM, Running, eventually};
-
-/// Returns an address of this machine with a port that no other test has, as a new process cannot have that of port 0.
-pub(crate) fn own_address() -> String {
-    static NUMBER: AtomicU32 = AtomicU32::new(1);
-    let (id, number) = (process::id(), NUMBER.fetch_add(1, Relaxed));
-    format!("127.{}.{}.{number}:5445", 64 + (id >> 8) % 64, id % 256)
-}
 
 /// A gateway whose program can be replaced.
 struct Upgradable {
@@ -155,6 +148,20 @@ fn echo(mut server: Server) -> JoinHandle<()> {
     })
 }
 
+/// Answers each message of each client with this name.
+fn answer(mut server: Server, name: &'static [u8]) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            let mut end = server.accept().await;
+            tokio::spawn(async move {
+                while end.receive().await.is_some() {
+                    end.send(name).await;
+                }
+            });
+        }
+    })
+}
+
 async fn is_answered(client: &mut End, message: &[u8]) {
     client.send(message).await;
     assert_eq!(client.receive().await.as_deref(), Some(message));
@@ -225,6 +232,63 @@ async fn sessions_go_on_and_no_client_is_refused() {
         gateway.end();
         echo.abort();
     }
+}
+
+/// A client has one server in all services that have it, also after an upgrade. A drained server stays so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_new_process_knows_the_servers_of_clients() {
+    let servers = [
+        Server::bind(Tcp, Config::default()).await,
+        Server::bind(Tcp, Config::default()).await,
+    ];
+    let [a, b] = servers
+        .each_ref()
+        .map(|server| server.address().to_string());
+    let [by_smb_direct, by_tcp] = [own_address(), own_address()];
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let mut gateway = Upgradable::new(&format!(
+        "control = '{}'\nupstream = ['{a}', '{b}']\ncheck-interval = 0\ndrain-timeout = 'never'\n\
+         [[service]]\nname = 'smb-direct'\nlisten = '{by_smb_direct}'\n\
+         [[service]]\nname = 'tcp'\nlisten = '{by_tcp}'\nfrom = 'tcp'\n",
+        control.display()
+    ));
+    let [one, other] = servers;
+    let tasks = [answer(one, b"a"), answer(other, b"b")];
+    let server_by = async |from, address: &str| {
+        let mut client = End::connect(from, address).await;
+        client.send(b"who are you?").await;
+        let name = client.receive().await.unwrap();
+        (client, name)
+    };
+    // The first server would have been the first.
+    ctl(&control, &["drain", &a]);
+    let (session, name) = server_by(Tcp, &by_tcp).await;
+    assert_eq!(name, b"b");
+    ctl(&control, &["undrain", &a]);
+    for upgraded in [false, true] {
+        for (from, address) in [(SmbDirect, &by_smb_direct), (Tcp, &by_tcp)] {
+            let (_channel, name) = server_by(from, address).await;
+            assert_eq!(name, b"b", "{from:?}, upgraded: {upgraded}");
+        }
+        if !upgraded {
+            gateway.upgrade();
+        }
+    }
+    drop(session);
+    ctl(&control, &["drain", &b]);
+    gateway.upgrade();
+    let (_moved, name) = server_by(SmbDirect, &by_smb_direct).await;
+    assert_eq!(name, b"a");
+    let drained = ctl(&control, &["servers"])
+        .into_iter()
+        .filter_map(|server| {
+            let is_drained = server["is_drained"] == true;
+            is_drained.then(|| server["server"].as_str().unwrap().to_owned())
+        });
+    assert_eq!(drained.collect::<Vec<_>>(), [b.clone(), b]);
+    gateway.end();
+    tasks.iter().for_each(JoinHandle::abort);
 }
 
 /// The sessions of a process that has been succeeded have the drain timeout, and then end.

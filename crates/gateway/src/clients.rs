@@ -1,0 +1,244 @@
+//! The clients of a gateway, and the servers they go to.
+//!
+//! All connections of one client go to the same server, so that multichannel and durable handles work. A client is
+//! recognised by the ClientGuid of its NEGOTIATE, or by its address if it has none.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+use smbdirect_smb::smb2::{Command, Header};
+use tokio::time::Instant;
+
+/// Maximum number of clients that are remembered after their last connection.
+const MAX_CLIENTS: usize = 65_536;
+
+/// Something by which a client is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum ClientKey {
+    /// ClientGuid of its NEGOTIATE.
+    Guid([u8; 16]),
+    /// Its address, if the ClientGuid is zero or unknown.
+    Address(IpAddr),
+}
+
+impl ClientKey {
+    /// Number of bytes of a first message that [`of_first_message`](Self::of_first_message) needs.
+    pub(super) const HEAD: usize = Header::LENGTH + 28;
+
+    /// Returns the ClientGuid of an SMB2 NEGOTIATE request ([MS-SMB2] 2.2.3). `None` for another message, and for a
+    /// ClientGuid of zeros, which clients of SMB 2.0.2 send.
+    pub(super) fn of_first_message(head: &[u8]) -> Option<Self> {
+        let header = Header::decode(head).ok()?;
+        if header.command != Command::NEGOTIATE || header.is_response() {
+            return None;
+        }
+        let guid = head.get(Header::LENGTH + 12..Self::HEAD)?;
+        let guid: [u8; 16] = guid.try_into().ok()?;
+        (guid != [0; 16]).then_some(Self::Guid(guid))
+    }
+}
+
+/// Which servers clients have, or had last. Services that share it send a client to the same server, where both have it.
+#[derive(Debug, Default)]
+pub struct Clients(Mutex<HashMap<ClientKey, Client>>);
+
+/// The servers of a client: the one to which it went last is the last. Those that it has left have no connections, and
+/// are forgotten when it goes to another server of the same service.
+type Client = Vec<AtServer>;
+
+#[derive(Debug)]
+struct AtServer {
+    /// The server, as the settings name it.
+    server: String,
+    connections: u64,
+    last_seen: Instant,
+}
+
+/// A client and its server, for another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Remembered {
+    client: ClientKey,
+    server: String,
+}
+
+impl Clients {
+    pub(super) fn lock(&self) -> Locked<'_> {
+        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the clients and their servers.
+    pub fn remembered(&self) -> Vec<Remembered> {
+        let clients = self.lock();
+        let of_client = |(&client, at): (&ClientKey, &Client)| {
+            let remembered = |at: &AtServer| Remembered {
+                client,
+                server: at.server.clone(),
+            };
+            at.iter().map(remembered).collect::<Vec<_>>()
+        };
+        clients.0.iter().flat_map(of_client).collect()
+    }
+
+    /// Remembers clients of another process.
+    pub fn remember(&self, clients: impl IntoIterator<Item = Remembered>) {
+        let mut locked = self.lock();
+        for Remembered { client, server } in clients.into_iter().take(MAX_CLIENTS) {
+            locked.at(client, &server);
+        }
+    }
+}
+
+/// The clients, while no other thread changes them.
+pub(super) struct Locked<'a>(MutexGuard<'a, HashMap<ClientKey, Client>>);
+
+impl Locked<'_> {
+    /// Returns the servers of a client and the number of its connections there, the last one first.
+    pub(super) fn servers(&self, key: ClientKey) -> impl Iterator<Item = (&str, u64)> {
+        let at = self.0.get(&key).into_iter().flatten().rev();
+        at.map(|at| (at.server.as_str(), at.connections))
+    }
+
+    /// Counts a connection of a client at a server, and returns how many it has there. It is forgotten at servers of
+    /// the same service where it has none.
+    pub(super) fn enter(
+        &mut self,
+        key: ClientKey,
+        server: &str,
+        is_of_service: impl Fn(&str) -> bool,
+    ) -> u64 {
+        let client = self.at(key, server);
+        let last = client.len() - 1;
+        client[last].connections += 1;
+        let connections = client[last].connections;
+        client.retain(|at| at.connections > 0 || !is_of_service(&at.server));
+        connections
+    }
+
+    /// Ends a connection of a client at a server.
+    pub(super) fn leave(&mut self, key: ClientKey, server: &str) {
+        let client = self.0.get_mut(&key).into_iter().flatten();
+        for at in client.filter(|at| at.server == server) {
+            at.connections = at.connections.saturating_sub(1);
+            at.last_seen = Instant::now();
+        }
+    }
+
+    /// Returns the servers of a client, of which this one is the last.
+    fn at(&mut self, key: ClientKey, server: &str) -> &mut Client {
+        if self.0.len() >= MAX_CLIENTS && !self.0.contains_key(&key) {
+            self.forget_some();
+        }
+        let client = self.0.entry(key).or_default();
+        let known = client.iter().position(|at| at.server == server);
+        let at = match known {
+            Some(index) => client.remove(index),
+            None => AtServer {
+                server: server.to_owned(),
+                connections: 0,
+                last_seen: Instant::now(),
+            },
+        };
+        client.push(at);
+        client
+    }
+
+    /// Forgets the half of the clients without connections that was seen longest ago.
+    fn forget_some(&mut self) {
+        let has_left = |client: &Client| client.iter().all(|at| at.connections == 0);
+        let last_seen = |client: &Client| client.iter().map(|at| at.last_seen).max();
+        let without = self.0.values().filter(|client| has_left(client));
+        let mut times: Vec<_> = without.map(last_seen).collect();
+        times.sort_unstable();
+        let middle = times.get(times.len() / 2).copied();
+        let is_kept = |client: &Client| middle.is_some_and(|middle| last_seen(client) > middle);
+        self.0
+            .retain(|_, client| !has_left(client) || is_kept(client));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_service(_: &str) -> bool {
+        true
+    }
+
+    fn servers(clients: &Clients, key: ClientKey) -> Vec<(String, u64)> {
+        let locked = clients.lock();
+        let servers = locked.servers(key);
+        servers
+            .map(|(name, number)| (name.to_owned(), number))
+            .collect()
+    }
+
+    #[test]
+    fn few_clients_are_remembered() {
+        let clients = Clients::default();
+        for number in 0..MAX_CLIENTS as u32 + 10 {
+            let key = ClientKey::Address(IpAddr::from(number.to_be_bytes()));
+            let mut locked = clients.lock();
+            assert_eq!(locked.enter(key, "a", of_service), 1);
+            if number > 5 {
+                locked.leave(key, "a");
+            }
+        }
+        let remembered = clients.remembered().len();
+        assert!(
+            (MAX_CLIENTS / 2..=MAX_CLIENTS).contains(&remembered),
+            "{remembered}"
+        );
+        for number in 0..5_u32 {
+            let key = ClientKey::Address(IpAddr::from(number.to_be_bytes()));
+            assert_eq!(servers(&clients, key), [("a".to_owned(), 1)]);
+        }
+    }
+
+    #[test]
+    fn a_client_has_a_server_in_each_service() {
+        let clients = Clients::default();
+        let key = ClientKey::Guid([1; 16]);
+        let of_files = |server: &str| ["a", "b"].contains(&server);
+        let of_others = |server: &str| server == "c";
+        clients.lock().enter(key, "a", of_files);
+        clients.lock().enter(key, "c", of_others);
+        assert_eq!(
+            servers(&clients, key),
+            [("c".to_owned(), 1), ("a".to_owned(), 1)]
+        );
+        // It goes to another server while it has a connection at the first, and once more when it has none.
+        clients.lock().enter(key, "b", of_files);
+        assert_eq!(servers(&clients, key).len(), 3);
+        clients.lock().leave(key, "a");
+        clients.lock().leave(key, "c");
+        clients.lock().enter(key, "b", of_files);
+        assert_eq!(
+            servers(&clients, key),
+            [("b".to_owned(), 2), ("c".to_owned(), 0)]
+        );
+    }
+
+    #[test]
+    fn another_process_remembers_them() {
+        let clients = Clients::default();
+        let keys = [
+            ClientKey::Guid([7; 16]),
+            ClientKey::Address([10, 0, 0, 1].into()),
+        ];
+        for key in keys {
+            clients.lock().enter(key, "a", of_service);
+            clients.lock().enter(key, "b", of_service);
+        }
+        let text = serde_json::to_string(&clients.remembered()).unwrap();
+        let other = Clients::default();
+        other.remember(serde_json::from_str::<Vec<Remembered>>(&text).unwrap());
+        for key in keys {
+            let expected = [("b".to_owned(), 0), ("a".to_owned(), 0)];
+            assert_eq!(servers(&other, key), expected);
+        }
+    }
+}
