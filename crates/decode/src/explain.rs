@@ -273,11 +273,15 @@ impl Connection {
             EventKind::Gap { .. } | EventKind::MissingPackets { .. } => {
                 self.gaps += 1;
                 self.assembly.lost();
-                self.with_operations(|operations, marks| operations.lost(event.position, marks));
+                let at = event.position;
+                if matches!(event.kind, EventKind::MissingPackets { .. }) {
+                    self.mark(nanos(at), at.frame, What::Gap);
+                }
+                self.with_operations(|operations, marks| operations.lost(at, marks));
             }
             EventKind::Closed { .. } if !self.has_ended => {
                 self.has_ended = true;
-                self.with_operations(|operations, marks| operations.lost(event.position, marks));
+                self.with_operations(|operations, marks| operations.forget(event.position, marks));
             }
             _ => {
                 self.rdma(event);

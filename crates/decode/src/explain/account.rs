@@ -16,7 +16,7 @@ pub(super) struct Account {
     pub(super) outstanding_time: u64,
     pub(super) most_outstanding: u32,
     run: Option<(Cause, Interval)>,
-    /// Bytes that were sent for the first time: all, and those while others were lost.
+    /// Bytes that were sent for the first time: all, and those in the time that counts for losses.
     bytes: u64,
     bytes_in_loss: u64,
     /// The interval of [`RATE_INTERVAL`] of the last packet, its bytes, and the most bytes of an interval.
@@ -80,11 +80,11 @@ impl Account {
         }
     }
 
-    /// Counts the bytes of packets.
-    pub(super) fn packet(&mut self, time: u64, bytes: u32, is_in_loss: bool) {
+    /// Counts the bytes of packets at the end of the last interval.
+    pub(super) fn packet(&mut self, time: u64, bytes: u32) {
         let bytes = u64::from(bytes);
         self.bytes = self.bytes.saturating_add(bytes);
-        if is_in_loss {
+        if matches!(self.run, Some((Cause::Loss, _))) {
             self.bytes_in_loss = self.bytes_in_loss.saturating_add(bytes);
         }
         let (number, sum) = &mut self.interval;
@@ -98,8 +98,9 @@ impl Account {
     /// Returns the part of a time with losses that they have not cost, because the path was full: the bytes that were sent
     /// meanwhile take that time at the highest rate.
     pub(super) fn used_in_loss(&self, time: u64) -> u64 {
-        let [idle, setup] = [Phase::Idle, Phase::Setup].map(|phase| self.phases[phase as usize]);
-        let active = self.total().saturating_sub(idle.saturating_add(setup));
+        let apart = [Phase::Idle, Phase::Setup, Phase::Unseen];
+        let apart = apart.map(|phase| self.phases[phase as usize]);
+        let active = self.total().saturating_sub(apart.iter().sum());
         let highest = self.most_bytes.max(1) as f64 / RATE_INTERVAL as f64;
         if (self.bytes as f64) < FULL_PART * highest * active as f64 {
             return 0;

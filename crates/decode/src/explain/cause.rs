@@ -28,17 +28,21 @@ pub enum Phase {
     Path,
     /// Packets had been lost and were not replaced yet.
     Retransmission,
+    /// The sender waited for acknowledgements, because a loss had reduced its congestion window.
+    ReducedWindow,
     /// The sender waited for an acknowledgement that its peer delayed.
     DelayedAcknowledgement,
     /// The sender waited for the window of its peer.
     Window,
     /// A sender paused in the middle of a message, without a reason on the wire.
     Pause,
+    /// The capture lacks packets, so it is unknown what happened.
+    Unseen,
 }
 
 impl Phase {
     /// All phases, in the order in which they are shown.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Idle,
         Self::Setup,
         Self::Think,
@@ -50,9 +54,11 @@ impl Phase {
         Self::Server,
         Self::Path,
         Self::Retransmission,
+        Self::ReducedWindow,
         Self::DelayedAcknowledgement,
         Self::Window,
         Self::Pause,
+        Self::Unseen,
     ];
 
     /// Returns what happens then, in words.
@@ -69,9 +75,11 @@ impl Phase {
             Self::Server => "in the server",
             Self::Path => "delay of the path",
             Self::Retransmission => "lost packets",
+            Self::ReducedWindow => "congestion window that a loss has reduced",
             Self::DelayedAcknowledgement => "delayed acknowledgements",
             Self::Window => "window of the receiver",
             Self::Pause => "pauses of a sender",
+            Self::Unseen => "not seen: the capture lacks packets",
         }
     }
 }
@@ -316,6 +324,10 @@ impl Cause {
                 [
                     "switch",
                     "for RoCE priority flow control or ECN; for iWARP larger buffers",
+                ],
+                [
+                    "long path",
+                    "modprobe tcp_bbr; sysctl -w net.ipv4.tcp_congestion_control=bbr at the sender: it keeps its window",
                 ],
             ],
             Self::MtuBlackHole => &[

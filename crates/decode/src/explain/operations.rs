@@ -144,6 +144,12 @@ impl Operations {
 
     /// Forgets what is outstanding, because the capture lacks something.
     pub(super) fn lost(&mut self, at: Position, marks: Marks<'_>) {
+        self.forget(at, marks);
+        marks(at, What::Unseen);
+    }
+
+    /// Forgets what is outstanding.
+    pub(super) fn forget(&mut self, at: Position, marks: Marks<'_>) {
         self.reads.clear();
         self.tokens.clear();
         self.smb2_held = None;

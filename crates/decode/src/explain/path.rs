@@ -11,7 +11,7 @@ use super::{
     PACKET_INTERVAL,
     operations::nanos,
     report::PathReport,
-    timeline::{RoundTrips, What},
+    timeline::{LONG_ROUND_TRIP, RoundTrips, What},
 };
 use crate::{
     event::{Event, EventKind, Repeated, RocePacket},
@@ -28,11 +28,25 @@ pub(super) struct Path {
     ends: [EndOfRoce; 2],
     /// A recovery of TCP that has not ended: since when, the attempts, and the length of the packet.
     recovery: Option<(u64, u32, u32)>,
+    /// The congestion windows of the client and of the server.
+    flights: [Flight; 2],
     /// The time and the sort of the last packet that was marked.
     last: Option<(u64, [bool; 3])>,
     /// Bytes of packets that were not marked since.
     unmarked_bytes: u32,
     pub(super) report: PathReport,
+}
+
+/// How many bytes an end sends in half a round trip. That shows its congestion window wherever the capture is: bytes in
+/// flight are known only at the sender.
+#[derive(Debug, Default)]
+struct Flight {
+    since: u64,
+    bytes: u64,
+    /// The most bytes so far.
+    most: u64,
+    /// Whether a loss has reduced the window, and it has not grown to `most` again.
+    is_reduced: bool,
 }
 
 /// What an end of RoCE has sent. The first of two is the client.
@@ -123,9 +137,22 @@ impl Path {
         signs: &mut Signs,
     ) {
         let has_data = packet.length > 0;
+        if let Some(gap) = packet.gap_before {
+            let time = u64::try_from(gap.as_nanos()).unwrap_or(now);
+            signs.marks.push((time, What::Gap));
+        }
         let bytes = if packet.sent_again { 0 } else { packet.length };
         let sort = [by_client, has_data, packet.acknowledges];
         self.mark_packet(now, sort, bytes, signs);
+        let interval = self.round_trips().longest().max(LONG_ROUND_TRIP) / 2;
+        let flight = &mut self.flights[usize::from(!by_client)];
+        if flight.send(bytes.into(), now, interval) {
+            let what = What::ReducedWindow {
+                by_client,
+                begins: false,
+            };
+            signs.marks.push((now, what));
+        }
         if let Some(round_trip) = packet.round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
             self.round_trip(!by_client, nanos);
@@ -136,7 +163,7 @@ impl Path {
             self.sent_again(frame);
         }
         if let Some(recovery) = packet.recovery {
-            self.recovery(&recovery, packet.length, now, signs);
+            self.recovery(&recovery, packet.length, by_client, now, signs);
         }
         if let Some(since) = packet.lacks_since {
             self.lacks(since, now);
@@ -156,12 +183,29 @@ impl Path {
         }
     }
 
-    fn recovery(&mut self, recovery: &Recovery, length: u32, now: u64, signs: &mut Signs) {
+    fn recovery(
+        &mut self,
+        recovery: &Recovery,
+        length: u32,
+        by_client: bool,
+        now: u64,
+        signs: &mut Signs,
+    ) {
         let since = u64::try_from(recovery.since.as_nanos()).unwrap_or(now);
         if recovery.ended {
             let length = self.recovery.map_or(0, |(.., length)| length);
             self.recovery = None;
             loss(since, now, recovery.attempts, length, signs);
+            // A packet that is only late fills its hole earlier than a copy of it can.
+            if now.saturating_sub(since) >= self.round_trips().longest() / 2 {
+                // The acknowledgement is of the other end.
+                self.flights[usize::from(by_client)].is_reduced = true;
+                let what = What::ReducedWindow {
+                    by_client: !by_client,
+                    begins: true,
+                };
+                signs.marks.push((now, what));
+            }
         } else {
             self.recovery = Some((since, recovery.attempts, length));
         }
@@ -278,6 +322,21 @@ impl Path {
                 self.round_trip(!by_client, now.saturating_sub(sent));
             }
         }
+    }
+}
+
+impl Flight {
+    /// Counts bytes of a packet. Returns whether the window was reduced and has its size again.
+    fn send(&mut self, bytes: u64, now: u64, interval: u64) -> bool {
+        if now.saturating_sub(self.since) >= interval {
+            (self.since, self.bytes) = (now, 0);
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        if bytes == 0 || self.bytes < self.most {
+            return false;
+        }
+        self.most = self.bytes;
+        std::mem::take(&mut self.is_reduced)
     }
 }
 

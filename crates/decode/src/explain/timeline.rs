@@ -52,6 +52,12 @@ pub(super) enum What {
     Loss { begins: bool, is_black_hole: bool },
     /// Whether the window of a receiver is closed.
     Window(bool),
+    /// A loss has reduced the congestion window of an end, or the window has its size again.
+    ReducedWindow { by_client: bool, begins: bool },
+    /// The capture lacks packets directly before this.
+    Gap,
+    /// The capture lacks packets, so requests can be outstanding that it does not show.
+    Unseen,
 }
 
 /// The place of a request.
@@ -91,6 +97,13 @@ pub(super) struct RoundTrips {
     pub(super) server: u64,
 }
 
+impl RoundTrips {
+    /// Returns the round trip between the ends, if the capture is at one of them.
+    pub(super) fn longest(&self) -> u64 {
+        self.client.max(self.server)
+    }
+}
+
 /// The state of a connection between two marks.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
@@ -126,6 +139,10 @@ struct State {
     losses: i32,
     black_holes: i32,
     window: bool,
+    /// Whether a loss has reduced the congestion windows of the client and of the server.
+    reduced: [bool; 2],
+    /// Whether requests can be outstanding that the capture does not show.
+    is_unseen: bool,
     /// Time in which the client asked for nothing, and the frame where that began.
     thought: u64,
     thought_since: u64,
@@ -134,7 +151,9 @@ struct State {
 /// Maximum number of marks of a connection that wait to be sorted.
 const MAX_MARKS: usize = 1 << 16;
 /// A round trip above this makes the path a cause.
-const LONG_ROUND_TRIP: u64 = 300_000;
+pub(super) const LONG_ROUND_TRIP: u64 = 300_000;
+/// On a path that is full, packets are closer to each other than this part of the round trip.
+const PARTS_OF_ROUND_TRIP: u64 = 8;
 /// A longer pause within a message is not the pace of the wire.
 const LONG_PAUSE: u64 = 1_000_000;
 /// No implementation acknowledges later than this unless it delays acknowledgements on purpose.
@@ -153,12 +172,15 @@ const SMALL_BYTES: u32 = 32 << 10;
 const MESSAGE_BYTE: u64 = 4;
 
 impl Timeline {
-    /// Creates the timeline of a connection. Its beginning is setup, if the capture has it.
+    /// Creates the timeline of a connection. Its beginning is setup, if the capture has it; otherwise requests can be
+    /// outstanding.
     pub(super) fn new(is_in_setup: bool) -> Self {
-        Self {
+        let mut timeline = Self {
             is_in_setup,
             ..Self::default()
-        }
+        };
+        timeline.state.is_unseen = !is_in_setup;
+        timeline
     }
 
     /// Adds what happened. Settles old marks if there are too many.
@@ -176,7 +198,9 @@ impl Timeline {
 
     /// Settles this many of the oldest marks.
     pub(super) fn settle(&mut self, count: usize, round_trips: RoundTrips) {
-        self.marks.sort_by_key(|mark| mark.time);
+        // Of marks at the same time, a gap is before the packet after it.
+        self.marks
+            .sort_by_key(|mark| (mark.time, !matches!(mark.what, What::Gap)));
         let count = count.min(self.marks.len());
         let mut marks = std::mem::take(&mut self.marks);
         for mark in marks.drain(..count) {
@@ -204,7 +228,7 @@ impl Timeline {
         }
         self.frame = mark.frame;
         if let What::Packet { bytes, .. } = mark.what {
-            self.account.packet(mark.time, bytes, self.state.losses > 0);
+            self.account.packet(mark.time, bytes);
         }
         if matches!(mark.what, What::Ready) {
             self.is_in_setup = false;
@@ -217,7 +241,12 @@ impl Timeline {
     /// Attributes the time from now to the next mark.
     fn attribute(&mut self, next: &Mark, round_trips: RoundTrips) {
         let state = &self.state;
-        if self.is_in_setup {
+        let is_gap = matches!(next.what, What::Gap);
+        if is_gap || (state.is_unseen && state.outstanding <= 0 && state.losses == 0) {
+            let is_idle = !is_gap && next.time - self.now >= IDLE;
+            let phase = if is_idle { Phase::Idle } else { Phase::Unseen };
+            self.add(phase, None, next.time, next.frame);
+        } else if self.is_in_setup {
             self.add(Phase::Setup, None, next.time, next.frame);
         } else if state.losses > 0 {
             let cause = if state.black_holes > 0 {
@@ -296,7 +325,7 @@ impl Timeline {
         if phase != Phase::Data && state.is_blocked(by_client) {
             return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
-        let round_trip = round_trips.client.max(round_trips.server);
+        let round_trip = round_trips.longest();
         let is_far = round_trip >= LONG_ROUND_TRIP;
         let (acknowledges, next_by_client) = match next.what {
             What::Packet {
@@ -307,8 +336,13 @@ impl Timeline {
             } => (acknowledges && !has_data, Some(by_client)),
             _ => (false, None),
         };
+        // An acknowledgement ends the wait of the other end.
+        let sender = next_by_client.map_or(by_client, |next| next != acknowledges);
+        let is_reduced = is_far && state.reduced[usize::from(!sender)];
         let (phase, cause) = if state.window {
             (Phase::Window, Some(Cause::Window))
+        } else if is_reduced && gap > round_trip / PARTS_OF_ROUND_TRIP && gap <= 3 * round_trip {
+            (Phase::ReducedWindow, Some(Cause::Loss))
         } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
             (Phase::Path, state.path_cause(round_trips))
         } else if gap <= LONG_PAUSE.max(2 * round_trip) {
@@ -365,9 +399,10 @@ impl State {
     /// Takes what happened. Returns whether the client asks for something again.
     fn apply(&mut self, mark: &Mark) -> bool {
         match mark.what {
-            What::Packet { .. } | What::Ready => {}
+            What::Packet { .. } | What::Ready | What::Gap => {}
             What::Began(tag) => {
                 let asks_again = self.outstanding <= 0;
+                self.is_unseen = false;
                 self.outstanding += 1;
                 self.count(tag, 1);
                 self.stages[Stage::Request as usize] += 1;
@@ -397,6 +432,10 @@ impl State {
                 }
             }
             What::Window(is_closed) => self.window = is_closed,
+            What::ReducedWindow { by_client, begins } => {
+                self.reduced[usize::from(!by_client)] = begins;
+            }
+            What::Unseen => self.is_unseen = true,
         }
         false
     }
@@ -482,7 +521,7 @@ impl State {
     }
 
     fn path_cause(&self, round_trips: RoundTrips) -> Option<Cause> {
-        if round_trips.client.max(round_trips.server) >= LONG_ROUND_TRIP {
+        if round_trips.longest() >= LONG_ROUND_TRIP {
             Some(Cause::Delay)
         } else {
             self.usual_cause(Phase::Path)

@@ -18,6 +18,8 @@ use crate::streams::PlainSmb;
 const MAX_CAUSES: usize = 3;
 /// A cause with a smaller share of the time is not named: without it, little would change.
 const MIN_SHARE: f64 = 0.10;
+/// A larger share of the time that is not seen is said, because it can hide a cause.
+const MAX_UNSEEN_SHARE: f64 = 0.05;
 /// Part of the data of the largest connection that makes another connection part of the verdict.
 const MIN_DATA: u64 = 10;
 /// If pauses within messages take this part of the time in which an end is slow between messages, its processor is
@@ -32,6 +34,7 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
     let of = |phase: Phase| accounts().map(move |account| account.phases[phase as usize]);
     let idle = of(Phase::Idle)
         .chain(of(Phase::Setup))
+        .chain(of(Phase::Unseen))
         .fold(0, u64::saturating_add);
     let all = accounts()
         .map(super::account::Account::total)
@@ -227,12 +230,27 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
                 outstanding(connections)
             )
         }
-        Cause::Loss | Cause::MtuBlackHole => format!(
-            "{} packets sent again, {} NAKs, {} repeated acknowledgements",
-            sum(|path| path.sent_again),
-            sum(|path| path.naks),
-            sum(|path| path.duplicate_acks)
-        ),
+        Cause::Loss | Cause::MtuBlackHole => {
+            let reduced = connections
+                .iter()
+                .map(|connection| &connection.timeline.account)
+                .map(|account| account.phases[Phase::ReducedWindow as usize])
+                .fold(0, u64::saturating_add);
+            let mut figures = format!(
+                "{} packets sent again, {} NAKs, {} repeated acknowledgements",
+                sum(|path| path.sent_again),
+                sum(|path| path.naks),
+                sum(|path| path.duplicate_acks)
+            );
+            if reduced > 0 {
+                let line = format!(
+                    "; {:.2} s with a smaller congestion window after a loss",
+                    seconds(reduced)
+                );
+                figures.push_str(&line);
+            }
+            figures
+        }
         Cause::SlowServer | Cause::BusyServer => {
             let all = sums(connections, |_| true);
             let mean =
@@ -408,6 +426,14 @@ pub(super) fn unseen(connections: &BTreeMap<u32, Connection>) -> Vec<String> {
             unseen.push(format!(
                 "Stream {stream} has {} gaps in the capture; {} requests around them are not counted.",
                 connection.gaps, connection.operations.forgotten
+            ));
+        }
+        let account = &connection.timeline.account;
+        let share = account.phases[Phase::Unseen as usize] as f64 / account.total().max(1) as f64;
+        if share > MAX_UNSEEN_SHARE {
+            unseen.push(format!(
+                "{:.0} % of the time of stream {stream} is not seen. The causes are those of the rest.",
+                share * 100.0
             ));
         }
         let is_encrypted = connection

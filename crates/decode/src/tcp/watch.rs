@@ -16,6 +16,8 @@ pub struct TcpPacket {
     pub length: u32,
     /// Whether it acknowledges bytes that no packet before it did.
     pub acknowledges: bool,
+    /// If it acknowledges bytes that the capture lacks, the time, since 1970, of the first packet after them.
+    pub gap_before: Option<Duration>,
     /// Whether it repeats an acknowledgement.
     pub duplicate_ack: bool,
     /// Whether its sender offers no window.
@@ -156,8 +158,10 @@ impl Direction {
     ) {
         let before = self.acknowledged.unwrap_or(number);
         let progress = distance(number, before);
-        if self.next.is_some_and(|next| distance(number, next) > 0) {
-            // The capture lacks the bytes.
+        let beyond = self.next.map_or(0, |next| distance(number, next));
+        if beyond > 0 {
+            // The capture lacks the bytes; a single one is a FIN.
+            packet.gap_before = (beyond > 1).then_some(now);
             self.next = Some(number);
             self.hole = None;
         }
@@ -177,7 +181,14 @@ impl Direction {
             packet.duplicate_ack = true;
             self.first_duplicate.get_or_insert(now);
         }
-        self.hole = self.hole.filter(|&(end, _)| distance(number, end) < 0);
+        if let Some((end, since)) = self.hole
+            && distance(number, end) >= 0
+        {
+            self.hole = None;
+            if self.lost.is_none() {
+                packet.gap_before = Some(since);
+            }
+        }
         packet.lacks_since = self.hole.map(|(_, since)| since);
         if let Some((end, sent)) = self.probe
             && distance(number, end) >= 0

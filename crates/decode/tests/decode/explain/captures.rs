@@ -1,22 +1,53 @@
 //! Captures of real ends, in which `interop/slow` induced one cause each.
 
-use std::{fs::File, path::Path};
+use std::{fs::File, ops::Range, path::Path};
 
 use flate2::read::GzDecoder;
-use smbdirect_decode::{Cause, Explain, Explanation, Limit, Packets};
+use smbdirect_decode::{Cause, Explain, Explanation, Limit, Packet, Packets, Phase};
 
-use super::causes;
+use super::{causes, seconds};
 
 /// Explains a committed capture.
 fn explained(name: &str) -> Explanation {
+    explained_without(name, 1.0..1.0)
+}
+
+/// Explains a committed capture without the packets of a part of its time.
+fn explained_without(name: &str, part: Range<f64>) -> Explanation {
+    let mut times = Vec::new();
+    each_packet(name, |packet| times.push(packet.time));
+    let (first, last) = (times[0], times[times.len() - 1]);
+    let mut explain = Explain::new(&[], &[]);
+    each_packet(name, |packet| {
+        let at = (packet.time - first).as_secs_f64() / (last - first).as_secs_f64();
+        if !part.contains(&at) {
+            explain.packet(packet);
+        }
+    });
+    explain.finish()
+}
+
+fn each_packet(name: &str, mut take: impl FnMut(&Packet<'_>)) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
     let file = File::open(folder.join(name).with_extension("pcap.gz")).unwrap();
     let mut packets = Packets::new(GzDecoder::new(file)).unwrap();
-    let mut explain = Explain::new(&[], &[]);
     while let Some(packet) = packets.next_packet().unwrap() {
-        explain.packet(&packet);
+        take(&packet);
     }
-    explain.finish()
+}
+
+/// A part of each capture is missing, as if tcpdump had dropped its packets.
+#[test]
+fn the_time_of_dropped_packets_is_not_seen() {
+    for name in ["one-outstanding", "small-requests", "roce-loss"] {
+        let explanation = explained_without(name, 0.5..0.7);
+        let connection = &explanation.connections[0];
+        let share = seconds(&explanation, 0, Phase::Unseen) / connection.seconds;
+        // After the gap it lasts until the next request.
+        assert!((0.19..0.45).contains(&share), "{name}: {connection:#?}");
+        let sum: f64 = connection.phases.iter().map(|phase| phase.seconds).sum();
+        assert!((sum - connection.seconds).abs() < 1e-6, "{name}");
+    }
 }
 
 const CAPTURES: &[(&str, Cause)] = &[
@@ -29,7 +60,9 @@ const CAPTURES: &[(&str, Cause)] = &[
     ("slow-server", Cause::SlowServer),
     ("busy-core", Cause::BusyServer),
     ("delay", Cause::Delay),
+    ("delay-far", Cause::Delay),
     ("loss", Cause::Loss),
+    ("loss-far", Cause::Loss),
     ("mtu-black-hole", Cause::MtuBlackHole),
     ("roce-loss", Cause::Loss),
 ];
@@ -49,7 +82,36 @@ fn the_cause_of_each_capture_is_named_first() {
             let sum: f64 = connection.phases.iter().map(|phase| phase.seconds).sum();
             assert!((sum - connection.seconds).abs() < 1e-6, "{name}");
         }
+        for index in 0..explanation.connections.len() {
+            let unseen = seconds(&explanation, index, Phase::Unseen);
+            // All packets are there, but some acknowledgements are before the packets that they acknowledge.
+            assert!(unseen < 1e-3, "{name}: {unseen}");
+        }
     }
+}
+
+/// One lost packet in a thousand on a path of 10 ms costs by the window that it reduces. One in a hundred on a short path
+/// costs by its own repetition, and without a loss the window is not reduced.
+#[test]
+fn what_a_loss_costs_depends_on_the_path() {
+    for (name, phase, at_least) in [
+        ("loss-far", Phase::ReducedWindow, 0.6),
+        ("loss", Phase::Retransmission, 0.4),
+        ("delay-far", Phase::Path, 0.3),
+    ] {
+        let explanation = explained(name);
+        let all = explanation.connections[0].seconds;
+        let share = |phase| seconds(&explanation, 0, phase) / all;
+        assert!(share(phase) > at_least, "{name}: {explanation:#?}");
+        for other in [Phase::ReducedWindow, Phase::Retransmission, Phase::Path] {
+            assert!(
+                other == phase || share(other) < at_least / 2.0,
+                "{name}: {explanation:#?}"
+            );
+        }
+    }
+    let lost = explained("loss-far").connections[0].path.sent_again;
+    assert!((5..40).contains(&lost), "{lost}");
 }
 
 /// The path carries 200 Mbit/s and is full, with one packet in a thousand lost in the second capture.

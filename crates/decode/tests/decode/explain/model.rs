@@ -40,6 +40,8 @@ pub(super) struct Run {
     pub(super) lost: (u32, Duration),
     /// How often a packet of the data is sent before the capture ends without its arrival.
     pub(super) black_holes: u32,
+    /// Bytes of data that the server sends in a round trip, because its congestion window is so large.
+    pub(super) window: usize,
     /// SMB2 credits that the server grants at first.
     pub(super) smb2_credits: u16,
     /// Send credits that the server grants at first.
@@ -61,6 +63,7 @@ pub(super) const HEALTHY: Run = Run {
     pause: Duration::ZERO,
     lost: (0, Duration::ZERO),
     black_holes: 0,
+    window: usize::MAX,
     smb2_credits: 512,
     send_credits: 255,
 };
@@ -81,6 +84,10 @@ pub(super) struct Model {
     message_id: u64,
     server_free: u64,
     wire_free: u64,
+    /// Nanoseconds from the client to the server and back.
+    round_trip: u64,
+    /// Bytes of data since the server has waited for its congestion window.
+    in_flight: usize,
 }
 
 impl Model {
@@ -99,16 +106,19 @@ impl Model {
                 [0, 1 << 20, 8192, 1 << 20, 1 << 20],
             ),
         );
+        let round_trip = 2 * nanos(run.path);
         let mut model = Self {
             talk,
+            round_trip,
             times: Vec::new(),
             lost: Vec::new(),
             now: 0,
             message_id: 1,
             server_free: 0,
             wire_free: 0,
+            in_flight: 0,
         };
-        let round_trip = 2 * nanos(run.path) + 1000;
+        let round_trip = round_trip + 1000;
         for index in 0..model.talk.packets.len() as u64 {
             model.times.push(1000 + round_trip * index);
         }
@@ -220,6 +230,11 @@ impl Model {
             let last = offset + length == run.bytes as usize;
             let place = (token, offset as u64);
             time += (length as f64 * NANOS_PER_BYTE) as u64;
+            if self.in_flight >= run.window {
+                self.in_flight = 0;
+                time += 2 * nanos(run.path);
+            }
+            self.in_flight += length;
             if offset == SEGMENT {
                 time += nanos(run.pause);
             }
@@ -289,10 +304,13 @@ impl Model {
         for index in order {
             let mut packet = self.talk.packets[index].clone();
             if packet.flags & talk::SYN == 0 {
-                packet.acknowledged = arrived.until(1 - packet.way).unwrap_or(packet.acknowledged);
+                // The server acknowledges what has arrived there.
+                let lag = if packet.way == R { self.round_trip } else { 0 };
+                let until = arrived.until(1 - packet.way, self.times[index].saturating_sub(lag));
+                packet.acknowledged = until.unwrap_or(packet.acknowledged);
             }
             if !self.lost.contains(&index) {
-                arrived.take(&packet);
+                arrived.take(&packet, self.times[index]);
             }
             let frame = self.talk.frame(&packet);
             let time = Duration::from_secs(1000) + Duration::from_nanos(self.times[index]);
@@ -307,15 +325,20 @@ impl Model {
 #[derive(Debug, Default)]
 struct Arrived {
     next: [Option<u32>; 2],
+    /// Each such number, and its time.
+    past: [Vec<(u64, u32)>; 2],
     early: [Vec<(u32, u32)>; 2],
 }
 
 impl Arrived {
-    fn until(&self, way: usize) -> Option<u32> {
-        self.next[way]
+    fn until(&self, way: usize, time: u64) -> Option<u32> {
+        let past = &self.past[way];
+        let later = past.partition_point(|&(then, _)| then <= time);
+        let (_, next) = past.get(later.checked_sub(1)?)?;
+        Some(*next)
     }
 
-    fn take(&mut self, packet: &talk::Packet) {
+    fn take(&mut self, packet: &talk::Packet, time: u64) {
         let way = packet.way;
         let is_syn = packet.flags & talk::SYN != 0;
         let end = packet.sequence + packet.payload.len() as u32 + u32::from(is_syn);
@@ -328,6 +351,7 @@ impl Arrived {
             }
         }
         let next = *next;
+        self.past[way].push((time, next));
         self.early[way].retain(|&(_, end)| end > next);
     }
 }

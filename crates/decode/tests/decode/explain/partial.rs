@@ -13,6 +13,7 @@ use smbdirect_test::talk::{ACK, I, R, Talk};
 use super::{
     causes, explain,
     model::{HEALTHY, Model, Run},
+    seconds,
 };
 
 /// One packet of a capture.
@@ -69,12 +70,6 @@ const SLOW: Run = Run {
     server: Duration::from_millis(10),
     ..HEALTHY
 };
-
-fn seconds(explanation: &Explanation, stream: usize, wanted: Phase) -> f64 {
-    let phases = &explanation.connections[stream].phases;
-    let wanted = phases.iter().filter(|phase| phase.phase == wanted);
-    wanted.map(|phase| phase.seconds).sum()
-}
 
 #[track_caller]
 fn near(found: f64, expected: f64) {
@@ -168,6 +163,75 @@ fn captures_may_begin_in_the_middle() {
             seconds(&explanation, 0, Phase::Server) / connection.seconds,
             0.97,
         );
+    }
+}
+
+/// What the capture lacks, the seconds that it does not show, and those that are idle.
+#[test]
+fn what_the_capture_lacks_is_not_seen() {
+    // The server has each request for 10 ms, and the next one waits.
+    let one = Run {
+        outstanding: 1,
+        ..SLOW
+    };
+    let pause = Run {
+        thought: Duration::from_secs(2),
+        requests: 1,
+        ..SLOW
+    };
+    let add = |runs: &[Run]| {
+        let mut model = Model::new(&runs[0]);
+        runs.iter().for_each(|run| model.add(run));
+        records(&model.capture())
+    };
+    for (name, all, lacks, unseen, idle) in [
+        ("nothing", add(&[SLOW]), 2.0..2.0, 0.0, 0.0),
+        ("a part", add(&[SLOW]), 0.2..0.4, 0.2, 0.0),
+        ("a part of one", add(&[one]), 0.2..0.4, 0.2, 0.0),
+        ("the beginning", add(&[SLOW]), 0.0..0.3, 0.0, 0.0),
+        ("a little", add(&[SLOW]), 0.3..0.301, 0.0, 0.0),
+        // The gap ends before the answer that is before the pause.
+        (
+            "a part before a pause",
+            add(&[SLOW, pause, SLOW]),
+            0.2..0.607,
+            0.41,
+            2.0,
+        ),
+    ] {
+        let start = all[0].time;
+        let seen = all.into_iter().filter(|record| {
+            let time = (record.time - start).as_secs_f64();
+            !lacks.contains(&time)
+        });
+        let seen: Vec<_> = seen.collect();
+        let length = seen[seen.len() - 1].time - seen[0].time;
+        let explanation = explain(&capture(seen));
+        let connection = &explanation.connections[0];
+        near(connection.seconds, length.as_secs_f64());
+        let found = [Phase::Unseen, Phase::Idle].map(|phase| seconds(&explanation, 0, phase));
+        // The next request is at most two answers after a gap.
+        for (found, expected) in found.into_iter().zip([unseen, idle]) {
+            assert!(
+                (found - expected).abs() < 0.025,
+                "{name}: {found} instead of {expected}"
+            );
+        }
+        let says = |line: &String| line.contains("is not seen");
+        let share = found[0] / connection.seconds;
+        assert_eq!(
+            explanation.unseen.iter().any(says),
+            share > 0.05,
+            "{name}: {:?}",
+            explanation.unseen
+        );
+        assert_eq!(
+            causes(&explanation).first(),
+            Some(&Cause::SlowServer),
+            "{name}"
+        );
+        assert!(explanation.verdict.causes[0].share > 0.8, "{name}");
+        adds_up(&explanation);
     }
 }
 
