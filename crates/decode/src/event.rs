@@ -55,6 +55,8 @@ pub(crate) struct Extra {
     pub(crate) began: Option<Position>,
     /// The message of a Send, or the data of an RDMA operation, as far as it is kept.
     pub(crate) content: Vec<u8>,
+    /// If the bytes of a gap are cut from a packet that is in the capture, the bytes up to its end that are not understood.
+    pub(crate) hidden: Option<u64>,
 }
 
 /// The amount of content that events carry in [`Extra`].

@@ -170,7 +170,7 @@ impl Explain {
         } else if cut > 0 {
             let has_gaps = self.connections.values().any(|one| one.gaps > 0);
             let what = if has_gaps {
-                "and requests with them, so the causes may be wrong: capture whole packets (tcpdump -s 0)"
+                "and messages with them: what a server sent in them counts as data of its READs, and credits are unknown, so the causes may be wrong. Capture whole packets (tcpdump -s 0)"
             } else {
                 "and what is in their headers is explained"
             };
@@ -272,6 +272,10 @@ impl Connection {
             }
             EventKind::Gap { .. } | EventKind::MissingPackets { .. } => {
                 self.gaps += 1;
+                if let Some(hidden) = event.extra.hidden {
+                    self.cut(event, hidden);
+                    return;
+                }
                 self.assembly.lost();
                 let at = event.position;
                 if matches!(event.kind, EventKind::MissingPackets { .. }) {
@@ -287,6 +291,17 @@ impl Connection {
                 self.rdma(event);
                 self.packet(event);
             }
+        }
+    }
+
+    /// Takes bytes that are cut, of packets that are in the capture.
+    fn cut(&mut self, event: &Event, hidden: u64) {
+        let at = event.position;
+        if let Some(by_client) = self.by_client(event.from) {
+            self.assembly.lost_from(by_client);
+            self.with_operations(|operations, marks| {
+                operations.cut(by_client, hidden, at, marks);
+            });
         }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct Framer {
     skip: u64,
     /// The offset of FPDUs modulo 4, if it is known.
     alignment: Option<u64>,
+    /// Bytes that were passed over in search of a boundary, since [`Self::take_passed`].
+    passed: u64,
     /// Bytes whose CRC may still be computed in search of a boundary. The budget keeps the search
     /// linear in bytes that look like headers everywhere.
     budget: usize,
@@ -109,11 +111,7 @@ impl Framer {
                 self.position += skipped;
                 self.buffer.extend_from_slice(&bytes[skipped as usize..]);
             }
-            Piece::Gap(gap) => self.gap(gap),
-            Piece::Cut(gap) => {
-                self.find_cut(gap);
-                self.gap(gap);
-            }
+            Piece::Gap(gap) | Piece::Cut(gap) => self.gap(gap),
             Piece::Begins { .. } | Piece::End { .. } => {}
         }
     }
@@ -137,10 +135,27 @@ impl Framer {
         self.start == self.buffer.len() && self.cut.is_none()
     }
 
+    /// Returns the bytes that were passed over since the last call.
+    pub(crate) fn take_passed(&mut self) -> u64 {
+        std::mem::take(&mut self.passed)
+    }
+
     /// Returns whether a cut of this many bytes leaves the boundaries known, and the headers of the FPDU in the capture.
     pub(crate) fn survives_cut(&self, gap: u64) -> bool {
+        self.rest_of_cut().is_some_and(|rest| rest >= gap)
+    }
+
+    /// Returns how many of the bytes that are cut belong to the FPDU whose headers are in the capture, if that ends within
+    /// them.
+    pub(crate) fn ends_within_cut(&mut self, gap: u64) -> Option<u64> {
+        self.find_cut(gap);
+        self.rest_of_cut().filter(|rest| (1..gap).contains(rest))
+    }
+
+    /// Returns how many bytes the FPDU at the front lacks, if its headers are in the capture.
+    fn rest_of_cut(&self) -> Option<u64> {
         if self.cut.is_some() {
-            return self.skip >= gap;
+            return Some(self.skip);
         }
         let have = self.buffer.len() - self.start;
         let is_tagged = self.buffer.get(self.start + LENGTH_LENGTH);
@@ -150,11 +165,10 @@ impl Framer {
         } else {
             LENGTH_LENGTH + Untagged::LENGTH + MIN_PAYLOAD_BYTES
         };
-        matches!(self.phase, Phase::Frames)
-            && have >= least
-            && self
-                .fpdu_length()
-                .is_some_and(|length| have as u64 + gap <= length as u64)
+        if !matches!(self.phase, Phase::Frames) || have < least {
+            return None;
+        }
+        (self.fpdu_length()? as u64).checked_sub(have as u64)
     }
 
     /// Accepts an FPDU at the beginning of a packet that is cut. Its CRC cannot be checked, but senders begin packets with
@@ -163,11 +177,13 @@ impl Framer {
         let Phase::Lost { skipped } = self.phase else {
             return;
         };
+        let bytes = &self.buffer[self.start..];
         let is_aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
         let length = self.fpdu_length().unwrap_or(0);
-        let fits = length as u64 == self.buffer.len() as u64 + gap;
-        let is_fpdu = plausible(&self.buffer).flatten();
-        if is_aligned && is_fpdu.is_some_and(|is_strong| is_strong || fits) {
+        let rest = bytes.len() as u64 + gap;
+        let is_likely = length as u64 == rest || (length as u64 > rest && self.start == 0);
+        let is_fpdu = plausible(bytes).flatten();
+        if is_aligned && is_fpdu.is_some_and(|is_strong| is_strong || is_likely) {
             self.phase = Phase::Frames;
             self.alignment = Some(self.position % 4);
             self.found = Some(skipped);
@@ -305,6 +321,7 @@ impl Framer {
                 Verdict::No => {
                     self.advance(1);
                     skipped += 1;
+                    self.passed += 1;
                     self.budget = self.budget.saturating_add(BUDGET_PER_BYTE);
                 }
             }

@@ -144,6 +144,13 @@ impl Iwarp {
             self.begins(side, connects);
             return true;
         }
+        // What the headers of an FPDU say is known, also if the next one is cut with it.
+        if let Piece::Cut(bytes) = *piece
+            && let Some(known) = self.framers[side].ends_within_cut(bytes)
+        {
+            return self.piece(side, &Piece::Cut(known), position, sink)
+                && self.piece(side, &Piece::Cut(bytes - known), position, sink);
+        }
         let Self { framers, state } = self;
         if framers[side].is_between_frames() {
             state.directions[side].fpdu_began = position;
@@ -159,7 +166,13 @@ impl Iwarp {
             if !state.expected {
                 return false;
             }
-            state.emit(side, EventKind::Gap { bytes }, Vec::new(), sink);
+            state.finish_placing(side, Vec::new(), sink);
+            let is_cut = matches!(piece, Piece::Cut(_));
+            let extra = Extra {
+                hidden: is_cut.then(|| bytes + framers[side].take_passed()),
+                ..Extra::default()
+            };
+            state.emit_with(side, EventKind::Gap { bytes }, Vec::new(), extra, sink);
             state.lost(side, sink);
         }
         while let Some(frame) = framers[side].next(state.crc) {
@@ -535,6 +548,7 @@ impl State {
         let extra = Extra {
             began: Some(sending.began),
             content: sending.send.head,
+            ..Extra::default()
         };
         self.emit_with(side, kind, faults, extra, sink);
     }

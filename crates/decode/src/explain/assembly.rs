@@ -64,6 +64,11 @@ impl Assembly {
         self.partial = [None, None];
     }
 
+    /// Forgets the message of one end that has not ended.
+    pub(crate) fn lost_from(&mut self, client: bool) {
+        self.partial[usize::from(client)] = None;
+    }
+
     /// Returns whether the capture lacks so much of a Data Transfer that it is unknown whether a message begins in it.
     pub(crate) fn lacks_header(&self, event: &Event) -> bool {
         let EventKind::DataTransfer(transfer) = &event.kind else {

@@ -61,6 +61,8 @@ struct Operation {
     /// The first and the last byte of its data by RDMA.
     data: Option<[u64; 2]>,
     rdma_bytes: u64,
+    /// Bytes that are taken as its data, because they are cut.
+    hidden: u64,
     /// RDMA operations that are moving.
     moving: u32,
     reason: Option<Reason>,
@@ -85,6 +87,8 @@ type Marks<'a> = &'a mut dyn FnMut(Position, What);
 
 /// Maximum number of requests that are outstanding: more than the SMB2 credits of any server.
 const MAX_OUTSTANDING: usize = 1 << 16;
+/// Maximum number of requests that are put in order for each packet that is cut. Clients have fewer outstanding.
+const MAX_ORDERED: usize = 512;
 /// Requests for fewer bytes are not expected to use RDMA: the threshold of Linux and Windows.
 const RDMA_BYTES: u32 = 4096;
 /// CHANGE_NOTIFY waits for something to happen, so nobody waits for it.
@@ -148,6 +152,58 @@ impl Operations {
         marks(at, What::Unseen);
     }
 
+    /// So many bytes of an end are cut, with headers in them. Those of the server are taken as the data of the READs that
+    /// are outstanding, in their order; an answer follows its data.
+    pub(super) fn cut(&mut self, by_client: bool, mut hidden: u64, at: Position, marks: Marks<'_>) {
+        self.smb2_held = None;
+        if by_client {
+            marks(at, What::Unseen);
+            return;
+        }
+        // Encrypted requests are told apart by their order only.
+        if self.outstanding.len() > MAX_ORDERED || self.sealed != [0; 2] {
+            self.lost(at, marks);
+            return;
+        }
+        let order = |(&id, operation): (&u64, &Operation)| {
+            let began = operation.data.map_or(u64::MAX, |[began, _]| began);
+            (began, operation.asked, id)
+        };
+        let mut ids: Vec<_> = self.outstanding.iter().map(order).collect();
+        ids.sort_unstable();
+        for (.., id) in ids {
+            let Some(operation) = self.outstanding.get_mut(&id) else {
+                continue;
+            };
+            let mut moved = 0;
+            if operation.kind == Kind::Read {
+                moved = hidden.min(operation.missing());
+                hidden -= moved;
+                operation.hidden += moved;
+            }
+            if !operation.tokens.is_empty() {
+                self.rdma_bytes += moved;
+            }
+            if operation.missing() > 0 {
+                if moved > 0 {
+                    let now = nanos(at);
+                    operation.data.get_or_insert([now; 2])[1] = now;
+                    operation.moves(id, Stage::Data, at, marks);
+                }
+                continue;
+            }
+            operation.moves(id, Stage::Done, at, marks);
+            let operation = self.outstanding.remove(&id).expect("it was found above");
+            self.release(id, &operation);
+            if operation.tag.size > 0 {
+                self.count(&operation, at, at);
+            } else {
+                self.forgotten += 1;
+                marks(at, What::Unseen);
+            }
+        }
+    }
+
     /// Forgets what is outstanding.
     pub(super) fn forget(&mut self, at: Position, marks: Marks<'_>) {
         self.reads.clear();
@@ -184,8 +240,7 @@ impl Operations {
             *last = nanos(at).max(*last);
         }
         if operation.moving == 0 && operation.stage == Stage::Data {
-            let is_whole = operation.rdma_bytes >= u64::from(operation.tag.size);
-            let stage = if is_whole {
+            let stage = if operation.missing() == 0 {
                 Stage::Server
             } else {
                 Stage::Between
@@ -278,24 +333,32 @@ impl Operations {
         };
         operation.moves(id, Stage::Response, message.began, marks);
         operation.moves(id, Stage::Done, message.ended, marks);
+        self.release(id, &operation);
+        self.count(&operation, message.began, message.ended);
+    }
+
+    /// Forgets the tokens of a request that has ended.
+    fn release(&mut self, id: u64, operation: &Operation) {
         for token in &operation.tokens {
             if self.tokens.get(token) == Some(&id) {
                 self.tokens.remove(token);
             }
         }
         self.reads.retain(|&(_, read)| read != id);
-        self.count(&operation, message);
     }
 
-    /// Counts a request with its response.
-    fn count(&mut self, operation: &Operation, response: &Message) {
-        let (responded, ended) = (nanos(response.began), nanos(response.ended));
+    /// Counts a request with its response, which began and ended at these places.
+    fn count(&mut self, operation: &Operation, responded: Position, ended: Position) {
+        let (responded, ended) = (nanos(responded), nanos(ended));
         let [data_began, data_ended] = operation.data.unwrap_or([responded; 2]);
         let key = (operation.kind, SizeClass::of(operation.tag.size));
         let sums = self.kinds.entry(key).or_default();
         sums.requests += 1;
         sums.bytes += u64::from(operation.tag.size);
         sums.rdma_bytes += operation.rdma_bytes;
+        if !operation.tokens.is_empty() {
+            sums.rdma_bytes += operation.hidden;
+        }
         // The times of a capture can be anything.
         let add = |sum: &mut u64, from: u64, to: u64| {
             *sum = sum.saturating_add(to.saturating_sub(from));
@@ -368,10 +431,17 @@ impl Operation {
             asked: 0,
             data: None,
             rdma_bytes: 0,
+            hidden: 0,
             moving: 0,
             reason: None,
             tokens: Vec::new(),
         }
+    }
+
+    /// Returns the bytes of its data that have not moved.
+    fn missing(&self) -> u64 {
+        let moved = self.rdma_bytes.saturating_add(self.hidden);
+        u64::from(self.tag.size).saturating_sub(moved)
     }
 
     fn moves(&mut self, id: u64, to: Stage, at: Position, marks: Marks<'_>) {

@@ -92,6 +92,7 @@ impl State {
         let extra = Extra {
             began: Some(placing.began),
             content: std::mem::take(&mut self.directions[side].placed),
+            ..Extra::default()
         };
         self.emit_with(side, kind, faults, extra, sink);
     }

@@ -518,6 +518,7 @@ impl Connection {
             } else {
                 Vec::new()
             },
+            ..Extra::default()
         };
         self.emit_with(side, position, kind, faults, extra, out);
     }

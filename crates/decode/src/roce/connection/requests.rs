@@ -163,6 +163,7 @@ impl Connection {
         let extra = Extra {
             began: sending.began,
             content: sending.send.head,
+            ..Extra::default()
         };
         self.emit_with(side, position, kind, faults, extra, out);
     }

@@ -27,6 +27,54 @@ fn explained_without(name: &str, part: Range<f64>) -> Explanation {
     explain.finish()
 }
 
+/// Explains the first bytes of each packet of a committed capture.
+fn explained_cut(name: &str, length: usize) -> Explanation {
+    let mut explain = Explain::new(&[], &[]);
+    each_packet(name, |packet| {
+        let (data, rest) = packet.data.split_at(packet.data.len().min(length));
+        explain.packet(&Packet {
+            data,
+            missing: packet.missing + rest.len() as u32,
+            ..*packet
+        });
+    });
+    explain.finish()
+}
+
+/// FPDUs are longer than packets here, so the headers of most answers are cut.
+#[test]
+fn reads_of_packets_that_are_cut_are_explained() {
+    for name in [
+        "one-outstanding",
+        "small-requests",
+        "slow-server",
+        "busy-core",
+        "delay",
+        "delay-far",
+        "loss",
+        "loss-far",
+        "full-path",
+    ] {
+        let reads = |explanation: &Explanation| -> u64 {
+            let kinds = explanation.connections[0].requests.iter();
+            let reads = kinds.filter(|kind| kind.kind == "READ");
+            reads.map(|kind| kind.requests).sum()
+        };
+        let [cut, whole] = [explained_cut(name, 256), explained(name)];
+        assert_eq!(causes(&cut).first(), causes(&whole).first(), "{name}");
+        // The answer to the last one can be behind a header that is cut.
+        assert!(reads(&cut) + 1 >= reads(&whole), "{name}: {}", reads(&cut));
+        if let [Some(cut), Some(whole)] = [&cut, &whole].map(|one| one.verdict.causes.first()) {
+            assert!((cut.share - whole.share).abs() < 0.05, "{name}: {cut:?}");
+        }
+        let [cut, whole] = [&cut, &whole].map(|one| &one.connections[0]);
+        let unseen = cut.phases.iter().find(|one| one.phase == Phase::Unseen);
+        assert!(unseen.unwrap().share < 0.05, "{name}: {unseen:?}");
+        let difference = (cut.seconds - whole.seconds).abs();
+        assert!(difference < 0.01 * whole.seconds, "{name}: {}", cut.seconds);
+    }
+}
+
 fn each_packet(name: &str, mut take: impl FnMut(&Packet<'_>)) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
     let file = File::open(folder.join(name).with_extension("pcap.gz")).unwrap();
