@@ -1,11 +1,10 @@
 //! What a session waits for: at each instant one thing.
 //!
 //! The clock is read when that changes, and for a wait only if it cannot end immediately. A message that is forwarded
-//! without a wait, while other requests are unanswered, costs nothing more than its entry in the table.
+//! without a wait, while other requests are unanswered, costs nothing more than its entry in the list.
 
 use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
+    collections::VecDeque,
     pin::pin,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -52,15 +51,18 @@ pub struct Waited {
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     state: Mutex<State>,
+    /// A copy of [`State::is_delivering`], so that the answers to other requests need no lock.
+    is_delivering: AtomicBool,
     /// Whether messages are encrypted or compressed, so that requests and answers are not recognised.
     is_opaque: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The requests that the server has not answered, by MessageId.
-    requests: HashMap<u64, (Command, Instant), BuildHasherDefault<MessageIdHasher>>,
-    /// Whether an answer has begun to arrive that was not yet forwarded.
+    /// The requests that the server has not answered, oldest first. Servers answer about in this order, so a search from
+    /// the front costs less than a hash.
+    requests: VecDeque<Request>,
+    /// Whether the answer to the last unanswered request has begun to arrive, and was not yet forwarded.
     is_delivering: bool,
     /// Tasks that wait for memory, and for the client's network.
     memory: u32,
@@ -71,31 +73,17 @@ struct State {
     spent: [Duration; 4],
 }
 
-/// Hashes MessageIds, which a client counts up. The table is bounded, so a client that chooses them to collide slows down
-/// only its own session.
-#[derive(Debug, Default)]
-struct MessageIdHasher(u64);
-
-impl Hasher for MessageIdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        // The golden ratio spreads consecutive numbers over the high bits.
-        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 32)
-    }
+/// A request without an answer.
+#[derive(Debug)]
+struct Request {
+    message_id: u64,
+    command: Command,
+    asked: Instant,
 }
 
-/// Most requests of a session that are timed at once: more than the SMB2 credits that servers grant. Further ones are
-/// not timed, so that a client without respect for credits takes no memory.
-const MAX_TIMED: usize = 8192;
+/// Most requests of a session that are timed at once: more than clients have outstanding. Further ones are not timed, so
+/// that a client without respect for credits takes no memory, and the search stays short.
+const MAX_TIMED: usize = 1024;
 
 impl State {
     fn cause(&self) -> Cause {
@@ -117,6 +105,16 @@ impl State {
         let cause = self.cause();
         self.spent[cause as usize] += time;
         (cause, time)
+    }
+
+    /// Takes a request that is answered.
+    fn take(&mut self, message_id: u64) -> Option<Request> {
+        let is_its = |request: &Request| request.message_id == message_id;
+        if self.requests.front().is_some_and(is_its) {
+            return self.requests.pop_front();
+        }
+        let index = self.requests.iter().position(is_its)?;
+        self.requests.remove(index)
     }
 
     fn waiting(&mut self, cause: Cause) -> &mut u32 {
@@ -148,32 +146,40 @@ impl Waits {
             }
         }
         if state.requests.len() < MAX_TIMED {
-            let asked = (request.command, now);
-            state.requests.insert(request.message_id, asked);
+            state.requests.push_back(Request {
+                message_id: request.message_id,
+                command: request.command,
+                asked: now,
+            });
         }
     }
 
     /// Notes the beginning of the final answer to a request, and records its time.
     pub(super) fn answered(&self, answer: &Header, now: Instant, times: &AnswerTimes) {
         let mut state = self.lock();
-        let Some((command, asked)) = state.requests.remove(&answer.message_id) else {
+        let Some(request) = state.take(answer.message_id) else {
             return;
         };
-        state.is_delivering = true;
+        if state.requests.is_empty() {
+            state.is_delivering = true;
+            self.is_delivering.store(true, Relaxed);
+        }
         drop(state);
-        let time = now.saturating_duration_since(asked);
-        times.of(command).record(time);
+        let time = now.saturating_duration_since(request.asked);
+        times.of(request.command).record(time);
     }
 
     /// Notes that the message of the server that has arrived last was forwarded.
     pub(super) fn delivered(&self) {
-        let mut state = self.lock();
-        if state.is_delivering {
-            if state.requests.is_empty() {
-                state.count(Instant::now());
-            }
-            state.is_delivering = false;
+        if !self.is_delivering.load(Relaxed) {
+            return;
         }
+        let mut state = self.lock();
+        if state.requests.is_empty() {
+            state.count(Instant::now());
+        }
+        state.is_delivering = false;
+        self.is_delivering.store(false, Relaxed);
     }
 
     /// Waits for `future`, for this cause. A wait that does not end immediately is recorded in `times`, if there are any.
@@ -308,8 +314,12 @@ mod tests {
                 since: Some(began),
                 ..State::default()
             };
-            for id in 0..requests {
-                state.requests.insert(id, (Command::READ, began));
+            for message_id in 0..requests {
+                state.requests.push_back(Request {
+                    message_id,
+                    command: Command::READ,
+                    asked: began,
+                });
             }
             assert_eq!(state.count(began + MS), (cause, MS));
             let mut spent = [Duration::ZERO; 4];
