@@ -98,8 +98,8 @@ impl SessionTraffic<'_> {
     }
 
     /// Recognises two kinds of message by their first bytes: a request that has no answer, and a message of the
-    /// server that is not the final answer to a request. All others are timed.
-    pub(super) fn received(self, direction: Direction, head: &[u8]) {
+    /// server that is not the final answer to a request. All others are timed: from when they arrived, or now.
+    pub(super) fn received(self, direction: Direction, head: &[u8], arrived: Option<Instant>) {
         let waits = &self.session.waits;
         let Ok(header) = Header::decode(head) else {
             if matches!(
@@ -125,7 +125,7 @@ impl SessionTraffic<'_> {
             }
             return;
         }
-        let now = Instant::now();
+        let now = arrived.unwrap_or_else(Instant::now);
         match direction {
             Direction::ToServer => waits.asked(&header, now, &self.all.client_waits),
             Direction::ToClient => waits.answered(&header, now, &self.all.answer_times),

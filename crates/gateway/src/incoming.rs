@@ -1,6 +1,6 @@
 //! A message that is being forwarded: received completely, or still arriving by TCP.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{Connection, Message};
@@ -44,6 +44,14 @@ impl<'a> Incoming<'a> {
     /// Returns whether some of its bytes may not have arrived, so that forwarding it takes memory of the gateway.
     pub(super) const fn is_arriving(&self) -> bool {
         matches!(self.content, Content::Begun(_))
+    }
+
+    /// Returns when its first bytes arrived, if they have waited for the messages before them.
+    pub(super) const fn arrived(&self) -> Option<Instant> {
+        match &self.content {
+            Content::Begun(source) => Some(source.arrived()),
+            Content::Whole(..) => None,
+        }
     }
 
     /// Returns the number of bytes that were not yet taken.

@@ -52,7 +52,9 @@ impl Relay<'_> {
         };
         let message = Incoming { side, content };
         let head = message.head(head);
-        self.exchange.traffic.received(self.direction, &head);
+        self.exchange
+            .traffic
+            .received(self.direction, &head, message.arrived());
         if is_request {
             self.exchange.learn_client(&head);
         }

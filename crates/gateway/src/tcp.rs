@@ -1,6 +1,9 @@
 //! A connection to a peer of SMB over TCP. Frames without a message are dropped.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::Message;
@@ -90,6 +93,8 @@ pub(super) struct Source {
     half: OwnedReadHalf,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
+    /// When the last of them were read. One reading of the clock serves all messages that arrive together.
+    arrived: Instant,
     /// Number of bytes of the current message that were not yet taken, including those in `buffer`.
     remaining: usize,
     stall_limit: Duration,
@@ -101,6 +106,7 @@ impl Source {
         Self {
             half,
             buffer: BytesMut::new(),
+            arrived: Instant::now(),
             remaining: 0,
             stall_limit,
         }
@@ -155,6 +161,11 @@ impl Source {
                 return Err(Fault::CutOff);
             }
         }
+    }
+
+    /// Returns when the bytes in the buffer arrived.
+    pub(super) const fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Returns the bytes of the current message that are in the buffer.
@@ -257,7 +268,10 @@ impl Source {
         match read? {
             0 if begun => Err(Fault::CutOff),
             0 => Ok(false),
-            _ => Ok(true),
+            _ => {
+                self.arrived = Instant::now();
+                Ok(true)
+            }
         }
     }
 }

@@ -98,10 +98,12 @@ impl State {
         }
     }
 
-    /// Counts the time since the last change, before the next one. Returns the cause so far, and its time.
+    /// Counts the time since the last change, before the next one. Returns the cause so far, and its time. A message can
+    /// have arrived before the last change; then the next change is not earlier.
     fn count(&mut self, now: Instant) -> (Cause, Duration) {
-        let since = self.since.replace(now);
-        let time = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let since = self.since.unwrap_or(now);
+        let time = now.saturating_duration_since(since);
+        self.since = Some(since.max(now));
         let cause = self.cause();
         self.spent[cause as usize] += time;
         (cause, time)
@@ -326,6 +328,17 @@ mod tests {
             spent[cause as usize] = MS;
             assert_eq!(state.spent, spent);
         }
+    }
+
+    #[test]
+    fn a_message_that_arrived_before_the_last_change_counts_no_time_twice() {
+        let began = Instant::now();
+        let mut state = State {
+            since: Some(began + 2 * MS),
+            ..State::default()
+        };
+        assert_eq!(state.count(began + MS).1, Duration::ZERO);
+        assert_eq!(state.count(began + 3 * MS).1, MS);
     }
 
     #[test]
