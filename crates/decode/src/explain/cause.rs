@@ -195,10 +195,13 @@ impl Cause {
                     "any system",
                     "smbdirect check SERVER names what is missing; a capture on the host misses an adapter's RDMA",
                 ],
-                ["Linux client", "mount -t cifs -o rdma,vers=3.1.1"],
+                [
+                    "Linux client",
+                    "mount -t cifs -o rdma,vers=3.1.1,username=USER //SERVER/SHARE /mnt",
+                ],
                 [
                     "Windows",
-                    "Enable-NetAdapterRdma; Get-SmbMultichannelConnection shows what is used",
+                    "Enable-NetAdapterRdma -Name ADAPTER; Get-SmbMultichannelConnection shows what is used",
                 ],
                 ["Samba", "smbdirect gateway :5445 127.0.0.1"],
             ],
@@ -256,7 +259,7 @@ impl Cause {
                 ],
                 [
                     "Windows",
-                    "Set-SmbShare -EncryptData $false, if the network is trusted",
+                    "Set-SmbShare -Name SHARE -EncryptData $false, if the network is trusted",
                 ],
                 [
                     "Samba",
@@ -266,11 +269,11 @@ impl Cause {
             Self::OneOutstanding => &[
                 [
                     "Linux client",
-                    "mount with rsize=4194304,wsize=4194304; raise read_ahead_kb; copy files in parallel",
+                    "mount with rsize=4194304,wsize=4194304,rasize=16777216; copy several files at a time",
                 ],
                 [
                     "Windows",
-                    "robocopy /MT:16, or an application with overlapped I/O",
+                    "robocopy SOURCE TARGET /E /MT:16, or an application with overlapped I/O",
                 ],
                 [
                     "this project",
@@ -294,7 +297,7 @@ impl Cause {
                 ],
                 [
                     "Windows",
-                    "robocopy /MT:32; copy an archive instead of many small files",
+                    "robocopy SOURCE TARGET /E /MT:32; copy an archive instead of many small files",
                 ],
                 [
                     "Samba",
@@ -308,9 +311,9 @@ impl Cause {
                 ],
                 [
                     "Linux client",
-                    "mount with rsize=4194304,wsize=4194304; raise read_ahead_kb; copy files in parallel",
+                    "mount with rsize=4194304,wsize=4194304,rasize=16777216; copy several files at a time",
                 ],
-                ["Windows", "robocopy /MT:16"],
+                ["Windows", "robocopy SOURCE TARGET /E /MT:16"],
             ],
             Self::Loss => &[
                 [
@@ -319,7 +322,7 @@ impl Cause {
                 ],
                 [
                     "Windows",
-                    "Get-NetAdapterStatistics; Enable-NetQosFlowControl with the switch for RoCE",
+                    "Get-NetAdapterStatistics; Enable-NetQosFlowControl -Priority 3 for RoCE, and the same in the switch",
                 ],
                 [
                     "switch",
@@ -337,7 +340,7 @@ impl Cause {
                 ],
                 [
                     "Windows",
-                    "ping -f -l 8972 SERVER finds it; Set-NetAdapterAdvancedProperty -RegistryKeyword *JumboPacket",
+                    "ping -f -l 8972 SERVER finds it; Set-NetAdapterAdvancedProperty -Name ADAPTER -RegistryKeyword *JumboPacket -RegistryValue 1514",
                 ],
                 ["switch", "the same MTU on each port of the path"],
             ],
@@ -376,17 +379,23 @@ impl Cause {
                 ],
             ],
             Self::DelayedAcknowledgement => &[
-                ["Linux", "ip route change ... quickack 1"],
-                ["Windows", "Set-NetTCPSetting -DelayedAckFrequency 1"],
+                [
+                    "Linux",
+                    "at the receiver: ip route add PEER dev ETH quickack 1",
+                ],
+                [
+                    "Windows",
+                    "Set-NetTCPSetting -SettingName InternetCustom -DelayedAckFrequency 1",
+                ],
             ],
             Self::Window => &[
                 [
                     "Linux",
-                    "top -H at the receiver: a core is at 100 %; sysctl net.ipv4.tcp_rmem with a larger maximum",
+                    "top -H at the receiver: a core is at 100 %; sysctl -w net.ipv4.tcp_rmem='4096 131072 67108864'",
                 ],
                 [
                     "Windows",
-                    "Set-NetTCPSetting -AutoTuningLevelLocal Normal; look at the receiver's processors",
+                    "netsh int tcp set global autotuninglevel=normal; look at the receiver's processors",
                 ],
             ],
             Self::Think => &[[
