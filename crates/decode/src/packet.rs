@@ -34,6 +34,8 @@ pub(crate) struct Head {
     pub(crate) window: u16,
     /// The bits by which later windows of its sender are shifted, if it is a SYN.
     pub(crate) window_scale: u8,
+    /// The timestamp of its sender, and the one of the peer that it echoes (RFC 7323).
+    pub(crate) timestamps: Option<[u32; 2]>,
     pub(crate) syn: bool,
     pub(crate) fin: bool,
     pub(crate) rst: bool,
@@ -90,17 +92,22 @@ pub(crate) fn content<'a>(packet: &Packet<'a>, udp_ports: &[u16]) -> Content<'a>
 }
 
 fn segment<'a>(ip: &LaxIpSlice<'a>, tcp: &TcpSlice<'a>, missing: u32) -> Segment<'a> {
-    let window_scale = tcp.options_iterator().find_map(|option| match option {
-        Ok(TcpOptionElement::WindowScale(scale)) => Some(scale),
-        _ => None,
-    });
+    let (mut window_scale, mut timestamps) = (0, None);
+    for option in tcp.options_iterator().map_while(Result::ok) {
+        match option {
+            TcpOptionElement::WindowScale(scale) => window_scale = scale,
+            TcpOptionElement::Timestamp(sent, echoed) => timestamps = Some([sent, echoed]),
+            _ => {}
+        }
+    }
     let head = Head {
         from: SocketAddr::new(ip.source_addr(), tcp.source_port()),
         to: SocketAddr::new(ip.destination_addr(), tcp.destination_port()),
         sequence: tcp.sequence_number(),
         acknowledged: tcp.ack().then(|| tcp.acknowledgment_number()),
         window: tcp.window_size(),
-        window_scale: window_scale.unwrap_or(0),
+        window_scale,
+        timestamps,
         syn: tcp.syn(),
         fin: tcp.fin(),
         rst: tcp.rst(),

@@ -192,7 +192,9 @@ impl Path {
         signs: &mut Signs,
     ) {
         let since = u64::try_from(recovery.since.as_nanos()).unwrap_or(now);
-        if recovery.ended {
+        if recovery.spurious {
+            self.recovery = None;
+        } else if recovery.ended {
             let length = self.recovery.map_or(0, |(.., length)| length);
             self.recovery = None;
             loss(since, now, recovery.attempts, length, signs);

@@ -47,6 +47,9 @@ pub struct Recovery {
     pub attempts: u32,
     /// Whether the receiver has acknowledged the bytes that were missing.
     pub ended: bool,
+    /// Whether that acknowledgement echoes the timestamp of a packet from before the repetition (RFC 3522): nothing was
+    /// lost, but the receiver was late.
+    pub spurious: bool,
 }
 
 /// The state of both directions.
@@ -87,6 +90,8 @@ struct Lost {
     /// The sequence number that was sent again, and how often.
     first: u32,
     attempts: u32,
+    /// The timestamp of the first packet that was sent again.
+    timestamp: Option<u32>,
 }
 
 /// Packets among which a copy is searched.
@@ -119,10 +124,14 @@ impl Watch {
             let window = scale.map(|scale| u32::from(head.window) << scale.min(14));
             packet.zero_window = head.window == 0 && !head.rst;
             let is_plain = length == 0 && !head.syn && !head.fin && !head.rst;
-            self.directions[!side].acknowledge(number, window, is_plain, now, &mut packet);
+            let echoed = head.timestamps.map(|[_, echoed]| echoed);
+            let acknowledged = (number, echoed);
+            self.directions[!side].acknowledge(acknowledged, window, is_plain, now, &mut packet);
         }
         if length > 0 {
-            self.directions[side].send(head.sequence, length, now, &mut packet);
+            let timestamp = head.timestamps.map(|[sent, _]| sent);
+            let place = (head.sequence, timestamp);
+            self.directions[side].send(place, length, now, &mut packet);
         }
         packet
     }
@@ -150,7 +159,7 @@ impl Direction {
     /// Handles an acknowledgement of the peer.
     fn acknowledge(
         &mut self,
-        number: u32,
+        (number, echoed): (u32, Option<u32>),
         window: Option<u32>,
         is_plain: bool,
         now: Duration,
@@ -199,20 +208,31 @@ impl Direction {
         if let Some(lost) = self.lost
             && distance(number, lost.until) >= 0
         {
-            packet.recovery = Some(lost.recovery(true));
+            let is_before = |(echoed, sent)| distance(echoed, sent) < 0;
+            packet.recovery = Some(Recovery {
+                ended: true,
+                spurious: echoed.zip(lost.timestamp).is_some_and(is_before),
+                ..lost.recovery()
+            });
             self.lost = None;
         }
     }
 
     /// Handles bytes that this end sends.
-    fn send(&mut self, sequence: u32, length: u32, now: Duration, packet: &mut TcpPacket) {
+    fn send(
+        &mut self,
+        (sequence, timestamp): (u32, Option<u32>),
+        length: u32,
+        now: Duration,
+        packet: &mut TcpPacket,
+    ) {
         let end = sequence.wrapping_add(length);
         let next = self.next.unwrap_or(sequence);
         let ahead = distance(sequence, next);
         // A keepalive of TCP has a byte that was acknowledged.
         let is_keepalive = length == 1 && ahead == -1;
         if ahead < 0 && !is_keepalive {
-            self.send_again(sequence, end, next, now, packet);
+            self.send_again((sequence, timestamp), end, next, now, packet);
         } else if ahead > 0 && self.hole.is_none() {
             self.hole = Some((sequence, now));
         }
@@ -235,7 +255,7 @@ impl Direction {
     /// Handles bytes that were sent before, or that fill a hole.
     fn send_again(
         &mut self,
-        sequence: u32,
+        (sequence, timestamp): (u32, Option<u32>),
         end: u32,
         next: u32,
         now: Duration,
@@ -257,6 +277,7 @@ impl Direction {
             until: next,
             first: sequence,
             attempts: 0,
+            timestamp,
         });
         if distance(next, lost.until) > 0 {
             lost.until = next;
@@ -269,16 +290,17 @@ impl Direction {
         {
             (lost.first, lost.attempts) = (sequence, 1);
         }
-        packet.recovery = Some(lost.recovery(false));
+        packet.recovery = Some(lost.recovery());
     }
 }
 
 impl Lost {
-    const fn recovery(&self, ended: bool) -> Recovery {
+    const fn recovery(&self) -> Recovery {
         Recovery {
             since: self.since,
             attempts: self.attempts,
-            ended,
+            ended: false,
+            spurious: false,
         }
     }
 }

@@ -162,6 +162,17 @@ fn what_a_loss_costs_depends_on_the_path() {
     assert!((5..40).contains(&lost), "{lost}");
 }
 
+/// The receiver acknowledged a packet after 20 ms, when its copy was on the way: its timestamp shows that nothing was lost.
+#[test]
+fn a_packet_that_was_sent_again_too_early_is_no_loss() {
+    let explanation = explained("late-receiver");
+    let named = causes(&explanation);
+    assert!(!named.contains(&Cause::Loss), "{named:?}");
+    assert_eq!(seconds(&explanation, 0, Phase::Retransmission), 0.0);
+    assert_eq!(explanation.connections[0].path.sent_again, 1);
+    assert!(seconds(&explanation, 0, Phase::Window) > 0.02);
+}
+
 /// The path carries 200 Mbit/s and is full, with one packet in a thousand lost in the second capture.
 #[test]
 fn nothing_is_wrong_with_a_copy_that_fills_its_path() {
