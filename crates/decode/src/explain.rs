@@ -162,13 +162,13 @@ impl Explain {
             .values()
             .map(|connection| connection.headless)
             .sum();
-        if headless > 0 {
+        let has_gaps = self.connections.values().any(|one| one.gaps > 0);
+        if headless > 0 && !has_gaps {
             let line = format!(
                 "{headless} messages are cut before the end of their SMB2 header, and cannot be explained: capture 256 bytes of each packet, or all (tcpdump -s 256, -s 0)."
             );
             unseen.insert(0, line);
         } else if cut > 0 {
-            let has_gaps = self.connections.values().any(|one| one.gaps > 0);
             let what = if has_gaps {
                 "and messages with them: what a server sent in them counts as data of its READs, and credits are unknown, so the causes may be wrong. Capture whole packets (tcpdump -s 0)"
             } else {

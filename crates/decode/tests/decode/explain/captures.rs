@@ -67,6 +67,8 @@ fn reads_of_packets_that_are_cut_are_explained() {
         if let [Some(cut), Some(whole)] = [&cut, &whole].map(|one| one.verdict.causes.first()) {
             assert!((cut.share - whole.share).abs() < 0.05, "{name}: {cut:?}");
         }
+        let says = |line: &String| line.contains("Capture whole packets");
+        assert!(cut.unseen.iter().any(says), "{name}: {:?}", cut.unseen);
         let [cut, whole] = [&cut, &whole].map(|one| &one.connections[0]);
         let unseen = cut.phases.iter().find(|one| one.phase == Phase::Unseen);
         assert!(unseen.unwrap().share < 0.05, "{name}: {unseen:?}");
