@@ -14,10 +14,16 @@ use tracing_subscriber::{
     registry::{LookupSpan, SpanRef},
 };
 
-use crate::streams::{self, Stream};
+use crate::{
+    report,
+    streams::{self, Stream},
+};
 
 /// Begins the names of the fields of log lines, which must not be those of the journal.
 const PREFIX: &str = "SMBDIRECT_";
+
+/// The name of the field with the text of a line.
+const MESSAGE: &str = "message";
 
 /// The layer that writes log lines to the journal.
 #[derive(Debug)]
@@ -63,18 +69,53 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        let prefix = if field.name() == "message" {
-            ""
-        } else {
-            PREFIX
-        };
-        self.put(prefix, field.name(), value);
+        // The text of a line follows its fields.
+        if field.name() != MESSAGE {
+            self.put(PREFIX, field.name(), value);
+        }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let mut text = String::new();
         let _ = write!(text, "{value:?}");
         self.record_str(field, &text);
+    }
+}
+
+/// The text of a line: its message, and its fields as stderr has them, because `journalctl` shows nothing else.
+#[derive(Debug, Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == MESSAGE {
+            self.message += value;
+        } else {
+            let _ = write!(self.fields, " {}={value:?}", field.name());
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _ = if field.name() == MESSAGE {
+            write!(self.message, "{value:?}")
+        } else {
+            write!(self.fields, " {}={value:?}", field.name())
+        };
+    }
+}
+
+impl Text {
+    /// Returns the text of a line. The message of a line about a connection has what matters of its fields already.
+    fn of(event: &Event<'_>) -> String {
+        let mut text = Self::default();
+        event.record(&mut text);
+        if event.metadata().target() != report::CONNECTIONS {
+            text.message += &text.fields;
+        }
+        text.message
     }
 }
 
@@ -107,6 +148,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Journal {
         fields.put_place("", event.metadata());
         fields.put("", "SYSLOG_IDENTIFIER", "smbdirect");
         event.record(&mut fields);
+        fields.put("", MESSAGE, &Text::of(event));
         // Without a queue, a line that the journal does not take is lost.
         let _ = streams::write(Stream::Journal, &fields.0);
     }
@@ -135,5 +177,34 @@ mod tests {
         let first = b"SMBDIRECT_BYTES_TOSERVER\n\x03\0\0\0\0\0\0\x001\n2\n";
         let second = b"MESSAGE\n\0\0\0\0\0\0\0\0\n";
         assert_eq!(fields.0, [&first[..], second].concat());
+    }
+
+    #[test]
+    fn a_text_has_the_fields_unless_its_message_has_them() {
+        use std::sync::{Arc, Mutex};
+
+        use tracing_subscriber::prelude::*;
+
+        struct Texts(Arc<Mutex<Vec<String>>>);
+
+        impl<S: Subscriber> Layer<S> for Texts {
+            fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+                self.0.lock().unwrap().push(Text::of(event));
+            }
+        }
+
+        let texts = Arc::default();
+        let subscriber = tracing_subscriber::registry().with(Texts(Arc::clone(&texts)));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(reason = %"no room", times = 2, name = "a\nb", "{} ends", 7);
+            tracing::info!(target: report::CONNECTIONS, server = "a", "a takes clients again");
+        });
+        assert_eq!(
+            *texts.lock().unwrap(),
+            [
+                r#"7 ends reason=no room times=2 name="a\nb""#,
+                "a takes clients again"
+            ]
+        );
     }
 }

@@ -76,15 +76,21 @@ impl Show {
                 ..
             } => self.show_turned_away(peer, reason, since_last_line),
             GatewayEvent::ServerUp { server } => {
-                info!(target: report::CONNECTIONS, service = self.service, server, "the server takes clients again");
+                let Self {
+                    service, prefix, ..
+                } = self;
+                info!(target: report::CONNECTIONS, service, server, "{prefix}{server} takes clients again");
             }
             GatewayEvent::ServerDown { server, reason } => {
+                let Self {
+                    service, prefix, ..
+                } = self;
                 warn!(
                     target: report::CONNECTIONS,
-                    service = self.service,
+                    service,
                     server,
                     reason,
-                    "the server takes no clients, because its checks fail"
+                    "{prefix}{server} takes no clients, because its checks fail: {reason}"
                 );
             }
             GatewayEvent::Closed { .. } => self.show_closed(event),
