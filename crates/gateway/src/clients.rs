@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
 use serde::{Deserialize, Serialize};
@@ -42,9 +42,14 @@ impl ClientKey {
     }
 }
 
-/// Which servers clients have, or had last. Services that share it send a client to the same server, where both have it.
+/// Which servers clients have, or had last. Services that share it send a client to the same server, where both have it, and
+/// count the sessions of a server together.
 #[derive(Debug, Default)]
-pub struct Clients(Mutex<HashMap<ClientKey, Client>>);
+pub struct Clients {
+    clients: Mutex<HashMap<ClientKey, Client>>,
+    /// The number of sessions of each server, in all services.
+    sessions: Mutex<HashMap<String, Arc<AtomicU64>>>,
+}
 
 /// The servers of a client: the one to which it went last is the last. Those that it has left have no connections, and
 /// are forgotten when it goes to another server of the same service.
@@ -67,7 +72,15 @@ pub struct Remembered {
 
 impl Clients {
     pub(super) fn lock(&self) -> Locked<'_> {
-        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Locked(self.clients.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the number of sessions of a server in all services.
+    pub(super) fn sessions_of(&self, server: &str) -> Arc<AtomicU64> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of servers that no service has any more are forgotten.
+        sessions.retain(|_, number| Arc::strong_count(number) > 1);
+        sessions.entry(server.to_owned()).or_default().clone()
     }
 
     /// Returns the clients and their servers.

@@ -61,6 +61,8 @@ pub(super) struct Server {
     pub(super) address: Address,
     pub(super) name: String,
     sessions: AtomicU64,
+    /// Those of other services, too.
+    all_sessions: Arc<AtomicU64>,
     health: watch::Sender<Health>,
     drained: watch::Sender<bool>,
 }
@@ -146,7 +148,7 @@ impl Servers {
             let mut listed = match kept {
                 Some(index) => before.swap_remove(index),
                 None => Listed {
-                    server: Arc::new(Server::new(address.clone())),
+                    server: Arc::new(Server::new(address.clone(), &self.clients)),
                     check: None,
                     task: None,
                     turn: 0.0,
@@ -238,6 +240,7 @@ impl Servers {
         let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);
         let has_others = clients.enter(key, &server.name, is_of_service) > 1;
         server.sessions.fetch_add(1, Relaxed);
+        server.all_sessions.fetch_add(1, Relaxed);
         drop((clients, list));
         Some(Seat {
             servers: self.clone(),
@@ -276,7 +279,8 @@ fn next(
     }
     // With equal loads, the server whose last turn is longest ago is next.
     let turns = 1 + able.iter().map(|(_, listed)| listed.last_turn).max()?;
-    let load = |weight: f64, server: &Server| (server.sessions.load(Relaxed) as f64 + 1.0) / weight;
+    let load =
+        |weight: f64, server: &Server| (server.all_sessions.load(Relaxed) as f64 + 1.0) / weight;
     let best = able
         .into_iter()
         .min_by(|(weight, one), (other_weight, other)| {
@@ -289,9 +293,11 @@ fn next(
 }
 
 impl Server {
-    fn new(address: Address) -> Self {
+    fn new(address: Address, clients: &Clients) -> Self {
+        let name = address.to_string();
         Self {
-            name: address.to_string(),
+            all_sessions: clients.sessions_of(&name),
+            name,
             address,
             sessions: AtomicU64::new(0),
             health: watch::Sender::new(Health::assumed()),
@@ -415,6 +421,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        self.server.all_sessions.fetch_sub(1, Relaxed);
         if self.server.sessions.fetch_sub(1, Relaxed) == 1 {
             lock(&self.servers.leaving).retain(Listed::has_sessions);
         }
@@ -542,6 +549,29 @@ mod tests {
         assert!(a.checked(&check, Ok(())));
         assert!(!a.checked(&check, fault(false)));
         assert!(a.is_up());
+    }
+
+    #[tokio::test]
+    async fn the_sessions_of_all_services_count() {
+        let clients = Arc::new(Clients::default());
+        let services = [["a", "b", "c"], ["c", "b", "a"]].map(|names| {
+            let servers = Arc::new(Servers::of(clients.clone()));
+            let addresses = names.map(|name| name.parse().unwrap());
+            servers.set(&addresses, None, |_, _| unreachable!());
+            servers
+        });
+        let seats: Vec<_> = (0..9)
+            .map(|number| {
+                let service = &services[usize::from(number) % 2];
+                service.seat(LEAST, client(number), &[]).unwrap()
+            })
+            .collect();
+        for name in ["a", "b", "c"] {
+            let count = seats.iter().filter(|seat| seat.server.name == name).count();
+            assert_eq!(count, 3, "{name}");
+        }
+        drop(seats);
+        assert_eq!(clients.sessions_of("a").load(Relaxed), 0);
     }
 
     #[tokio::test]

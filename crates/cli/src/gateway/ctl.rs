@@ -172,6 +172,7 @@ impl Ctl {
         for server in self.list("/servers", "server").await? {
             report.event(&server);
             let state = match (&server["is_up"], &server["is_drained"]) {
+                (Value::Bool(false), Value::Bool(true)) => "drained, down",
                 (Value::Bool(false), _) => "down",
                 (_, Value::Bool(true)) => "drained",
                 _ => "up",
