@@ -100,9 +100,9 @@ impl Live {
 pub struct Network(IpNet);
 
 impl Network {
-    /// Returns an address of the network, and the number of the leading bits that its addresses have in common.
-    pub fn prefix(&self) -> (IpAddr, u8) {
-        (self.0.addr(), self.0.prefix_len())
+    /// Returns the network as an address and the number of the leading bits that its addresses have in common.
+    pub const fn prefix(&self) -> IpNet {
+        self.0
     }
 
     fn contains(self, client: IpAddr) -> bool {

@@ -38,7 +38,7 @@ pub use negotiated::{NegotiatedReport, VERSION};
 pub use rdma::unavailable;
 pub use rdma::{Opened, Rdma, RdmaSettings};
 #[cfg(target_os = "linux")]
-pub use routes::{MissingRoutes, Prefix, missing_routes};
+pub use routes::{MissingRoutes, missing_routes};
 pub use tcp::{
     TcpOptions, check_transparent, connect_tcp, connect_tcp_as, listen_tcp, listen_tcp_all,
     listen_tcp_on,

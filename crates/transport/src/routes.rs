@@ -8,10 +8,9 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use netlink::{Lookup, Netlink, Rule, is_local};
-
-/// A network: an address, and the number of its leading bits that count.
-pub type Prefix = (IpAddr, u8);
+use ipnet::IpNet;
+use netlink::{Netlink, interface, interface_name, is_local, is_rule_for, mark, table};
+use netlink_packet_route::{IpProtocol, route::RouteAttribute};
 
 /// What the answers of a server lack to come to this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,32 +42,28 @@ impl fmt::Display for MissingRoutes {
 ///
 /// # Errors
 /// The kernel cannot be asked.
-pub fn missing_routes(
-    server: SocketAddr,
-    networks: &[Prefix],
-) -> io::Result<Option<MissingRoutes>> {
+pub fn missing_routes(server: SocketAddr, networks: &[IpNet]) -> io::Result<Option<MissingRoutes>> {
     let netlink = Netlink::new()?;
     let ip = server.ip();
-    let to_server = netlink.route(&Lookup::to(ip))?;
+    let to_server = netlink.route(ip, &[])?;
     // The interface that its answers come from.
-    let from = if is_local(&to_server) {
-        None
-    } else {
-        Some(to_server.interface)
-    };
+    let from = interface(&to_server).filter(|_| !is_local(&to_server));
     let rules = netlink.rules(ip.is_ipv4())?;
     // A packet may have a mark of a rule, by the packet filter.
-    let marks = rules.iter().filter_map(|rule| rule.mark);
+    let marks = rules.iter().filter_map(mark);
     let marks: Vec<_> = [0].into_iter().chain(marks).collect();
+    let mut answer = vec![
+        RouteAttribute::Source(ip.into()),
+        RouteAttribute::IpProto(IpProtocol::Tcp.into()),
+        RouteAttribute::Sport(server.port()),
+    ];
+    answer.extend(from.map(RouteAttribute::Iif));
     let comes = |&client: &IpAddr| {
         marks.iter().any(|&mark| {
-            let answer = Lookup {
-                source: Some(server),
-                from,
-                mark,
-                ..Lookup::to(client)
-            };
-            netlink.route(&answer).is_ok_and(|route| is_local(&route))
+            let answer = [&answer[..], &[RouteAttribute::Mark(mark)]].concat();
+            netlink
+                .route(client, &answer)
+                .is_ok_and(|route| is_local(&route))
         })
     };
     let clients = clients(&netlink, ip, networks)?;
@@ -76,34 +71,37 @@ pub fn missing_routes(
         return Ok(None);
     }
     let interface = match from {
-        Some(index) => netlink.interface_name(index)?,
+        Some(index) => interface_name(index)?,
         None => "lo".to_owned(),
     };
     // A rule for a part of the clients is enough.
     let rule_for = |&client: &IpAddr| {
-        let rule = rules.iter().find(|rule| {
-            rule.interface.as_deref() == Some(&*interface) && rule.has_answers_of(server, client)
-        });
-        rule.map(|rule| (rule, client))
+        let rule = rules
+            .iter()
+            .find(|rule| is_rule_for(rule, &interface, server, client));
+        rule.and_then(table).map(|table| (table, client))
     };
-    let (rule, client) = match clients.iter().find_map(rule_for) {
-        Some((rule, client)) => (Some(rule), client),
-        None => (None, clients[0]),
-    };
-    let table = rule.map_or(TABLE, |rule| rule.table);
+    let rule = clients.iter().find_map(rule_for);
+    let (table, client) = rule.unwrap_or((TABLE, clients[0]));
     let has_route = netlink.has_local_route(table, client)?;
-    let commands = commands(server, from.map(|_| &*interface), rule, has_route);
+    let commands = commands(
+        server,
+        from.map(|_| &*interface),
+        rule.map(|_| table),
+        has_route,
+    );
     Ok(Some(MissingRoutes { server, commands }))
 }
 
 /// The routing table of the commands, unless a rule names another one.
 const TABLE: u32 = 100;
 
-/// Returns the commands that are missing. `interface` leads to the server, unless it is on this machine.
+/// Returns the commands that are missing. `interface` leads to the server, unless it is on this machine. `rule` is the
+/// table of the rule that is there.
 fn commands(
     server: SocketAddr,
     interface: Option<&str>,
-    rule: Option<&Rule>,
+    rule: Option<u32>,
     has_route: bool,
 ) -> Vec<String> {
     let (ip, port) = (server.ip(), server.port());
@@ -123,7 +121,7 @@ fn commands(
         ));
     }
     if !has_route {
-        let table = rule.map_or(TABLE, |rule| rule.table);
+        let table = rule.unwrap_or(TABLE);
         commands.push(format!(
             "ip{option} route add local {all} dev lo table {table}"
         ));
@@ -133,46 +131,32 @@ fn commands(
 
 /// Returns addresses that clients of a server with the address `server` may have: of other machines in these networks
 /// and in those of this machine, and of one that is in none of them.
-fn clients(netlink: &Netlink, server: IpAddr, networks: &[Prefix]) -> io::Result<Vec<IpAddr>> {
+fn clients(netlink: &Netlink, server: IpAddr, networks: &[IpNet]) -> io::Result<Vec<IpAddr>> {
     let elsewhere: IpAddr = match server {
         // Addresses of documentation, which no machine has.
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
         IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     };
     let own = netlink.networks(server.is_ipv4())?;
-    let of_family = |(ip, _): &&Prefix| ip.is_ipv4() == server.is_ipv4();
+    let of_family = |network: &&IpNet| network.addr().is_ipv4() == server.is_ipv4();
     let all = networks.iter().filter(of_family).chain(&own);
     let is_elsewhere = |&ip: &IpAddr| {
-        let route = netlink.route(&Lookup::to(ip));
+        let route = netlink.route(ip, &[]);
         ip != server && !route.is_ok_and(|route| is_local(&route))
     };
-    let in_network = |&network: &Prefix| hosts(network).find(is_elsewhere);
+    let in_network = |network: &IpNet| hosts(*network).find(is_elsewhere);
     Ok(all.filter_map(in_network).chain([elsewhere]).collect())
 }
 
 /// Returns some addresses of machines in a network.
-fn hosts((ip, length): Prefix) -> impl Iterator<Item = IpAddr> {
-    const SOME: u32 = 10;
-    let bits: u32 = if ip.is_ipv4() { 32 } else { 128 };
-    let host_bits = bits.saturating_sub(length.into());
-    let (first, last) = match host_bits {
-        0 => (0, 0),
-        1 => (0, 1),
-        // The first and the last address may have another meaning.
-        _ => (1, SOME.min((1_u32 << host_bits.min(8)) - 2)),
-    };
-    (first..=last).map(move |number| match ip {
-        IpAddr::V4(ip) => {
-            let network = ip.to_bits().checked_shr(host_bits).unwrap_or(0);
-            let network = network.checked_shl(host_bits).unwrap_or(0);
-            Ipv4Addr::from_bits(network | number).into()
-        }
-        IpAddr::V6(ip) => {
-            let network = ip.to_bits().checked_shr(host_bits).unwrap_or(0);
-            let network = network.checked_shl(host_bits).unwrap_or(0);
-            Ipv6Addr::from_bits(network | u128::from(number)).into()
-        }
-    })
+fn hosts(network: IpNet) -> impl Iterator<Item = IpAddr> {
+    const SOME: usize = 10;
+    // The first address of a network of IPv6 is any of its routers. A network of one or two addresses has none for that.
+    let has_routers = network.max_prefix_len() - network.prefix_len() > 1;
+    let hosts = network.hosts();
+    hosts
+        .filter(move |&ip| !has_routers || ip != network.network())
+        .take(SOME)
 }
 
 #[cfg(test)]
@@ -182,15 +166,18 @@ mod tests {
     #[test]
     fn the_kernel_knows_what_is_local() {
         let netlink = Netlink::new().unwrap();
-        let route = netlink.route(&Lookup::to(Ipv4Addr::LOCALHOST.into()));
+        let route = netlink.route(Ipv4Addr::LOCALHOST.into(), &[]);
         assert!(is_local(&route.unwrap()));
         // Without a route it is an error.
-        let route = netlink.route(&Lookup::to(Ipv4Addr::new(192, 0, 2, 1).into()));
+        let route = netlink.route(Ipv4Addr::new(192, 0, 2, 1).into(), &[]);
         assert!(!route.is_ok_and(|route| is_local(&route)));
         // Each system has a rule for the local table.
         let rules = netlink.rules(true).unwrap();
-        assert!(rules.iter().any(|rule| rule.table == 255), "{rules:?}");
-        assert_eq!(netlink.interface_name(1).unwrap(), "lo");
+        assert!(
+            rules.iter().any(|rule| table(rule) == Some(255)),
+            "{rules:?}"
+        );
+        assert_eq!(interface_name(1).unwrap(), "lo");
         let localhost = IpAddr::from(Ipv4Addr::LOCALHOST);
         assert!(netlink.has_local_route(255, localhost).unwrap());
         assert!(!netlink.has_local_route(231, localhost).unwrap());
@@ -207,19 +194,16 @@ mod tests {
         let rule = "ip -6 rule add iif eth1 ipproto tcp sport 4450 lookup 100";
         let route = "ip -6 route add local ::/0 dev lo table 100";
         assert_eq!(commands(there, Some("eth1"), None, false), [rule, route]);
-        let other = Rule {
-            table: 7,
-            ..Rule::default()
-        };
         let route = "ip -6 route add local ::/0 dev lo table 7";
-        assert_eq!(commands(there, Some("eth1"), Some(&other), false), [route]);
-        assert!(commands(there, Some("eth1"), Some(&other), true).is_empty());
+        assert_eq!(commands(there, Some("eth1"), Some(7), false), [route]);
+        assert!(commands(there, Some("eth1"), Some(7), true).is_empty());
     }
 
     #[test]
     fn machines_of_a_network() {
         let of = |ip: &str, length| {
-            let hosts = hosts((ip.parse().unwrap(), length)).map(|host| host.to_string());
+            let network = IpNet::new(ip.parse().unwrap(), length).unwrap();
+            let hosts = hosts(network).map(|host| host.to_string());
             hosts.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(of("10.77.0.9", 30), "10.77.0.9 10.77.0.10");
