@@ -106,6 +106,14 @@ impl Get {
         if !self.force && target.symlink_metadata().is_ok() {
             return Err(exists(&target));
         }
+        // The file gets its name by a rename, which would take the place of a device such as /dev/null.
+        if target.metadata().is_ok_and(|found| !found.is_file()) {
+            let error = anyhow!(
+                "{} is no regular file, and is not replaced; give the path of a file",
+                target.display()
+            );
+            return Err(of_kind(Kind::File, error));
+        }
         Ok(target)
     }
 

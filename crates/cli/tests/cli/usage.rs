@@ -333,6 +333,21 @@ fn short_help_fits_a_screen_and_long_help_has_everything() {
 
 /// Colour is used on terminals only, and not with NO_COLOR.
 #[cfg(target_os = "linux")]
+/// `--force` replaces files, not devices, FIFOs or sockets.
+#[cfg(unix)]
+#[test]
+fn get_replaces_only_files() {
+    use std::os::unix::{fs::FileTypeExt, net::UnixListener};
+
+    let root = tempfile::tempdir().unwrap();
+    let socket = root.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let path = socket.to_str().unwrap();
+    let done = run(&["get", "//127.0.0.1:1/share/a", path, "--force"]);
+    done.failed(1, "is no regular file");
+    assert!(socket.metadata().unwrap().file_type().is_socket());
+}
+
 #[test]
 fn colour_where_it_is_wanted() {
     use std::process::{Command, Stdio};
