@@ -47,6 +47,8 @@ async fn metered() -> (Listening, End, End, String) {
         .as_str()
         .unwrap()
         .to_owned();
+    // The server sees the connection before the figures do.
+    event(&mut gateway, "opened");
     (gateway, client, server, address)
 }
 
