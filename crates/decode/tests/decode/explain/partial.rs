@@ -179,6 +179,10 @@ fn what_the_capture_lacks_is_not_seen() {
         requests: 1,
         ..SLOW
     };
+    let short = Run {
+        thought: Duration::from_millis(300),
+        ..pause
+    };
     let add = |runs: &[Run]| {
         let mut model = Model::new(&runs[0]);
         runs.iter().for_each(|run| model.add(run));
@@ -190,6 +194,14 @@ fn what_the_capture_lacks_is_not_seen() {
         ("a part of one", add(&[one]), 0.2..0.4, 0.2, 0.0),
         ("the beginning", add(&[SLOW]), 0.0..0.3, 0.0, 0.0),
         ("a little", add(&[SLOW]), 0.3..0.301, 0.0, 0.0),
+        // Of the 300 ms until the next request it is unknown whether another one is outstanding.
+        (
+            "a part before a short pause",
+            add(&[SLOW, short, SLOW]),
+            0.2..0.607,
+            0.71,
+            0.0,
+        ),
         // The gap ends before the answer that is before the pause.
         (
             "a part before a pause",
