@@ -1,8 +1,8 @@
 //! Upgrades: the gateway starts its program again, which may be a new version, and the new process takes its place.
 //!
 //! The new process gets the listening sockets as systemd passes sockets, and one end of a stream. It listens as after any
-//! start, writes `ready ID` with its process ID to the stream, and serves when it has read `go` and what the old process
-//! knows, as JSON, in one line. If either process ends before that, the stream ends, and the other one goes on alone.
+//! start, writes `ready ID` with its process ID to the stream, reads what the old process knows, as one line of JSON, and
+//! serves when it has read `go`. If either process ends before that, the stream ends, and the other one goes on alone.
 //! Versions of the two processes may differ, so this stays as it is, but for members of the JSON that are added.
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ mod linux {
     const STARTER: &str = "SMBDIRECT_GATEWAY_STARTER";
     /// The descriptor of the first passed socket.
     const FIRST_DESCRIPTOR: i32 = 3;
-    const GO: &str = "go ";
+    const GO: &str = "go\n";
     /// Maximum number of bytes of the line in which the new process learns what the old one knows. Each of 65,536 clients
     /// has a hundred.
     const MAX_KNOWLEDGE_BYTES: u64 = 64 << 20;
@@ -123,14 +123,15 @@ mod linux {
         /// # Errors
         /// It has ended, or does not read.
         pub(in super::super) async fn take_over(&mut self, knowledge: &Knowledge) -> Result<()> {
-            let line = format!("{GO}{}\n", serde_json::to_string(knowledge)?);
+            let line = format!("{}\n", serde_json::to_string(knowledge)?);
+            let stream = self.stream.get_mut();
+            let told = timeout(READY_TIMEOUT, stream.write_all(line.as_bytes())).await;
+            told.context("the new process does not read")?
+                .context("the new process has ended")?;
             // Before the new process reports anything, because the service manager listens to the main process only.
             systemd::notify(State::Succeeded(self.id.unsigned_abs()));
-            let wrote = self.stream.get_mut().write_all(line.as_bytes());
-            let wrote = timeout(READY_TIMEOUT, wrote).await;
-            wrote
-                .context("the new process does not read")?
-                .context("the new process has ended")
+            let wrote = stream.write_all(GO.as_bytes()).await;
+            wrote.context("the new process has ended")
         }
 
         /// Has the new process read its settings again.
@@ -184,16 +185,14 @@ mod linux {
         let mut stream = UnixStream::from_std(predecessor)?;
         let ready = format!("ready {}\n", process::id());
         stream.write_all(ready.as_bytes()).await?;
-        let mut line = String::new();
+        let (mut known, mut go) = (String::new(), String::new());
         let mut stream = BufReader::new(stream).take(MAX_KNOWLEDGE_BYTES);
-        stream.read_line(&mut line).await?;
-        let known = line
-            .strip_prefix(GO)
-            .filter(|known| known.ends_with('\n'))
-            .context(
-                "the upgrade was given up, so the process that this one was to succeed goes on",
-            )?;
-        Ok(serde_json::from_str(known).unwrap_or_else(|error| {
+        stream.read_line(&mut known).await?;
+        stream.read_line(&mut go).await?;
+        if go != GO {
+            bail!("the upgrade was given up, so the process that this one was to succeed goes on");
+        }
+        Ok(serde_json::from_str(&known).unwrap_or_else(|error| {
             // It ends now, so this one has to serve.
             warn!(
                 "what the earlier process knows of servers and clients was not understood: {error}"
