@@ -82,7 +82,7 @@ impl Visit for Fields {
     }
 }
 
-/// The text of a line: its message, and its fields as stderr has them, because `journalctl` shows nothing else.
+/// The text of a line, as stderr has it, because `journalctl` shows nothing else: its spans, its message, and its fields.
 #[derive(Debug, Default)]
 struct Text {
     message: String,
@@ -108,14 +108,15 @@ impl Visit for Text {
 }
 
 impl Text {
-    /// Returns the text of a line. The message of a line about a connection has what matters of its fields already.
-    fn of(event: &Event<'_>) -> String {
+    /// Returns the text of a line with this text of its spans. The message of a line about a connection has what matters of
+    /// both already.
+    fn of(event: &Event<'_>, spans: &str) -> String {
         let mut text = Self::default();
         event.record(&mut text);
-        if event.metadata().target() != report::CONNECTIONS {
-            text.message += &text.fields;
+        if event.metadata().target() == report::CONNECTIONS {
+            return text.message;
         }
-        text.message
+        format!("{spans}{}{}", text.message, text.fields)
     }
 }
 
@@ -126,29 +127,42 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Journal {
         fields.put("", "SPAN_NAME", span.name());
         fields.put_place("SPAN_", span.metadata());
         attributes.record(&mut fields);
-        span.extensions_mut().insert(fields);
+        let mut text = Text::default();
+        attributes.record(&mut text);
+        let mut extensions = span.extensions_mut();
+        extensions.insert(fields);
+        extensions.insert(text);
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let span = context.span(id).expect("the span exists");
-        if let Some(fields) = span.extensions_mut().get_mut::<Fields>() {
+        let mut extensions = span.extensions_mut();
+        if let Some(fields) = extensions.get_mut::<Fields>() {
             values.record(fields);
+        }
+        if let Some(text) = extensions.get_mut::<Text>() {
+            values.record(text);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
         let spans = context.lookup_current().into_iter();
+        let mut text = String::new();
         for span in spans.flat_map(|span: SpanRef<'_, S>| span.scope().from_root()) {
-            if let Some(of_span) = span.extensions().get::<Fields>() {
+            let extensions = span.extensions();
+            if let Some(of_span) = extensions.get::<Fields>() {
                 fields.0.extend(&of_span.0);
+            }
+            if let Some(of_span) = extensions.get::<Text>() {
+                let _ = write!(text, "{}{{{}}}: ", span.name(), of_span.fields.trim_start());
             }
         }
         fields.put("", "PRIORITY", priority(event.metadata().level()));
         fields.put_place("", event.metadata());
         fields.put("", "SYSLOG_IDENTIFIER", "smbdirect");
         event.record(&mut fields);
-        fields.put("", MESSAGE, &Text::of(event));
+        fields.put("", MESSAGE, &Text::of(event, &text));
         // Without a queue, a line that the journal does not take is lost.
         let _ = streams::write(Stream::Journal, &fields.0);
     }
@@ -189,7 +203,10 @@ mod tests {
 
         impl<S: Subscriber> Layer<S> for Texts {
             fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-                self.0.lock().unwrap().push(Text::of(event));
+                self.0
+                    .lock()
+                    .unwrap()
+                    .push(Text::of(event, "session{id=1}: "));
             }
         }
 
@@ -202,7 +219,7 @@ mod tests {
         assert_eq!(
             *texts.lock().unwrap(),
             [
-                r#"7 ends reason=no room times=2 name="a\nb""#,
+                r#"session{id=1}: 7 ends reason=no room times=2 name="a\nb""#,
                 "a takes clients again"
             ]
         );
