@@ -277,8 +277,8 @@ impl Gateway {
                     let server = server.get_or_insert_with(metrics::Server::new);
                     server.bind_control(path, &inherited.kept).await?;
                 }
-                services.learn(be_ready(inherited, requests).await?);
-                listening.into_iter().for_each(|one| services.begin(one));
+                let knowledge = be_ready(inherited, requests).await?;
+                services.begin_all(listening, knowledge);
                 if let Some(server) = &mut server {
                     server.start(report, services.registry());
                 }
@@ -437,7 +437,11 @@ impl Signals {
             successor.take_over(&services.knowledge()).await?;
             Ok::<_, anyhow::Error>(successor)
         };
-        match succeeded.await {
+        let succeeded = tokio::select! {
+            succeeded = succeeded => succeeded,
+            () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
+        };
+        match succeeded {
             Ok(successor) => {
                 services.report_upgraded(successor.id);
                 if is_reload_due {
@@ -448,8 +452,10 @@ impl Signals {
             Err(error) => {
                 warn!("the upgrade has failed, and this process goes on: {error:#}");
                 if is_reload_due {
-                    services.reload().await;
-                    report_ready(services);
+                    tokio::select! {
+                        () = services.reload() => report_ready(services),
+                        () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
+                    }
                 }
                 Ok(None)
             }

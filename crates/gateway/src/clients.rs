@@ -6,7 +6,10 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use serde::{Deserialize, Serialize};
@@ -42,13 +45,22 @@ impl ClientKey {
     }
 }
 
-/// Which servers clients have, or had last. Services that share it send a client to the same server, where both have it, and
-/// count the sessions of a server together.
+/// Which servers clients have, or had last. Services that share it send a client to the same server, where both have it, count
+/// the sessions of a server together, and drain it together.
 #[derive(Debug, Default)]
 pub struct Clients {
     clients: Mutex<HashMap<ClientKey, Client>>,
-    /// The number of sessions of each server, in all services.
-    sessions: Mutex<HashMap<String, Arc<AtomicU64>>>,
+    /// What services share about a server, by its name in the settings.
+    servers: Mutex<HashMap<String, Arc<Shared>>>,
+}
+
+/// What services share about a server.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Sessions in all services.
+    pub(super) sessions: AtomicU64,
+    /// Whether an administrator wants that it takes no new clients.
+    pub(super) is_drained: AtomicBool,
 }
 
 /// The servers of a client: the one to which it went last is the last. Those that it has left have no connections, and
@@ -75,17 +87,25 @@ impl Clients {
         Locked(self.clients.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the number of sessions of a server in all services.
-    pub(super) fn sessions_of(&self, server: &str) -> Arc<AtomicU64> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of servers that no service has any more are forgotten.
-        sessions.retain(|_, number| Arc::strong_count(number) > 1);
-        sessions.entry(server.to_owned()).or_default().clone()
+    /// Returns what services share about a server.
+    pub(super) fn shared(&self, server: &str) -> Arc<Shared> {
+        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        // A server that no service has any more is forgotten, unless it is to be drained when it comes back.
+        servers
+            .retain(|_, shared| Arc::strong_count(shared) > 1 || shared.is_drained.load(Relaxed));
+        servers.entry(server.to_owned()).or_default().clone()
     }
 
-    /// Returns the clients and their servers.
+    /// Has a server take no new clients in any service, as an administrator wanted in another process.
+    pub fn drain(&self, server: &str) {
+        self.shared(server).is_drained.store(true, Relaxed);
+    }
+
+    /// Returns the clients and their servers. Those that have connections and those that were seen last are the last.
     pub fn remembered(&self) -> Vec<Remembered> {
-        let clients = self.lock();
+        let locked = self.lock();
+        let mut clients: Vec<_> = locked.0.iter().collect();
+        clients.sort_by_cached_key(|(_, client)| (!has_left(client), last_seen(client)));
         let of_client = |(&client, at): (&ClientKey, &Client)| {
             let remembered = |at: &AtServer| Remembered {
                 client,
@@ -93,13 +113,13 @@ impl Clients {
             };
             at.iter().map(remembered).collect::<Vec<_>>()
         };
-        clients.0.iter().flat_map(of_client).collect()
+        clients.into_iter().flat_map(of_client).collect()
     }
 
     /// Remembers clients of another process.
     pub fn remember(&self, clients: impl IntoIterator<Item = Remembered>) {
         let mut locked = self.lock();
-        for Remembered { client, server } in clients.into_iter().take(MAX_CLIENTS) {
+        for Remembered { client, server } in clients {
             locked.at(client, &server);
         }
     }
@@ -109,10 +129,25 @@ impl Clients {
 pub(super) struct Locked<'a>(MutexGuard<'a, HashMap<ClientKey, Client>>);
 
 impl Locked<'_> {
-    /// Returns the servers of a client and the number of its connections there, the last one first.
+    /// Returns the servers of a client and the number of its connections there: first where it has connections, and of those
+    /// and of the others the last one first.
     pub(super) fn servers(&self, key: ClientKey) -> impl Iterator<Item = (&str, u64)> {
-        let at = self.0.get(&key).into_iter().flatten().rev();
-        at.map(|at| (at.server.as_str(), at.connections))
+        let of = move |has_connections| {
+            let at = self.0.get(&key).into_iter().flatten().rev();
+            at.filter(move |at| (at.connections > 0) == has_connections)
+        };
+        of(true)
+            .chain(of(false))
+            .map(|at| (at.server.as_str(), at.connections))
+    }
+
+    /// Forgets the connections of all clients at a server, because they end.
+    pub(super) fn release(&mut self, server: &str) {
+        for at in self.0.values_mut().flatten() {
+            if at.server == server {
+                at.connections = 0;
+            }
+        }
     }
 
     /// Counts a connection of a client at a server, and returns how many it has there. It is forgotten at servers of
@@ -161,8 +196,6 @@ impl Locked<'_> {
 
     /// Forgets the half of the clients without connections that was seen longest ago.
     fn forget_some(&mut self) {
-        let has_left = |client: &Client| client.iter().all(|at| at.connections == 0);
-        let last_seen = |client: &Client| client.iter().map(|at| at.last_seen).max();
         let without = self.0.values().filter(|client| has_left(client));
         let mut times: Vec<_> = without.map(last_seen).collect();
         times.sort_unstable();
@@ -171,6 +204,14 @@ impl Locked<'_> {
         self.0
             .retain(|_, client| !has_left(client) || is_kept(client));
     }
+}
+
+fn has_left(client: &Client) -> bool {
+    client.iter().all(|at| at.connections == 0)
+}
+
+fn last_seen(client: &Client) -> Option<Instant> {
+    client.iter().map(|at| at.last_seen).max()
 }
 
 #[cfg(test)]
@@ -205,10 +246,15 @@ mod tests {
             (MAX_CLIENTS / 2..=MAX_CLIENTS).contains(&remembered),
             "{remembered}"
         );
-        for number in 0..5_u32 {
+        let of = |number: u32| {
             let key = ClientKey::Address(IpAddr::from(number.to_be_bytes()));
-            assert_eq!(servers(&clients, key), [("a".to_owned(), 1)]);
+            servers(&clients, key)
+        };
+        for number in 0..5 {
+            assert_eq!(of(number), [("a".to_owned(), 1)], "it has a connection");
         }
+        assert!(of(10).is_empty(), "it was seen longest ago");
+        assert_eq!(of(MAX_CLIENTS as u32), [("a".to_owned(), 0)]);
     }
 
     #[test]
@@ -227,11 +273,18 @@ mod tests {
         clients.lock().enter(key, "b", of_files);
         assert_eq!(servers(&clients, key).len(), 3);
         clients.lock().leave(key, "a");
+        clients.lock().leave(key, "b");
+        assert_eq!(
+            servers(&clients, key)[0],
+            ("c".to_owned(), 1),
+            "it has a connection"
+        );
+        clients.lock().release("c");
         clients.lock().leave(key, "c");
         clients.lock().enter(key, "b", of_files);
         assert_eq!(
             servers(&clients, key),
-            [("b".to_owned(), 2), ("c".to_owned(), 0)]
+            [("b".to_owned(), 1), ("c".to_owned(), 0)]
         );
     }
 

@@ -38,6 +38,7 @@ impl Session {
             };
             match self.connect_to(&seat, client, here).await {
                 Ok(server) => {
+                    seat.server.is_reached();
                     let outgoing = self.service.outgoing(&server)?;
                     self.state
                         .set_server(&seat.server.name, server.address(), began.elapsed());

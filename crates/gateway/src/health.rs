@@ -39,7 +39,7 @@ impl Service {
         self.begin_checks();
     }
 
-    /// Assumes the states of servers that another process has found, as [`servers`](Self::servers) has returned them there,
+    /// Assumes the health of servers that another process has found, as [`servers`](Self::servers) has returned it there,
     /// until checks find something else. Must be called before the [`Gateway`](super::Gateway) is created, and within a
     /// tokio runtime.
     pub fn assume_servers(self: &Arc<Self>, states: &[ServerStatus]) {

@@ -13,7 +13,7 @@ use smbdirect_transport::Address;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use super::{
-    clients::{ClientKey, Clients},
+    clients::{ClientKey, Clients, Shared},
     live::{Balance, Check},
 };
 
@@ -61,10 +61,9 @@ pub(super) struct Server {
     pub(super) address: Address,
     pub(super) name: String,
     sessions: AtomicU64,
-    /// Those of other services, too.
-    all_sessions: Arc<AtomicU64>,
+    /// What other services know of it, too.
+    shared: Arc<Shared>,
     health: watch::Sender<Health>,
-    drained: watch::Sender<bool>,
 }
 
 /// Why a check of a server failed.
@@ -81,7 +80,7 @@ struct Health {
     is_up: bool,
     /// Results in a row that differ from `is_up`.
     contrary: u32,
-    /// Whether a check has found anything. The first result alone decides.
+    /// Whether anything is known. If not, the first check alone decides.
     is_known: bool,
     /// When it began to take clients again, if it was down.
     up_since: Option<Instant>,
@@ -171,9 +170,10 @@ impl Servers {
         *leaving = before;
     }
 
-    /// Returns whether there is only one server, so that nothing needs to be known about a client.
+    /// Returns whether there is only one server, also of those that leave, so that nothing needs to be known about a client.
     pub(super) fn is_one(&self) -> bool {
-        lock(&self.list).len() == 1
+        let list = lock(&self.list);
+        list.len() == 1 && lock(&self.leaving).is_empty()
     }
 
     /// Returns whether a client could be served.
@@ -191,14 +191,21 @@ impl Servers {
             .collect()
     }
 
-    /// Assumes the states that another process has found, until checks find something else.
+    /// Assumes the health that another process has found, until checks find something else. A server that is not checked
+    /// here is up.
     pub(super) fn assume(&self, states: &[ServerStatus]) {
-        for listed in &*lock(&self.list) {
+        let list = lock(&self.list);
+        for listed in list.iter().filter(|listed| listed.check.is_some()) {
             let is_of = |state: &&ServerStatus| state.server == listed.server.name;
             if let Some(state) = states.iter().find(is_of) {
-                listed.server.assume(state, listed.check.is_some());
+                listed.server.assume(state);
             }
         }
+    }
+
+    /// Forgets the connections at a server, because its sessions end, so that their clients go elsewhere if it is drained.
+    pub(super) fn release(&self, name: &str) {
+        self.clients.lock().release(name);
     }
 
     /// Has the server with this name take no new clients, or take them again. Returns whether there is one.
@@ -206,7 +213,7 @@ impl Servers {
         let list = lock(&self.list);
         let found = list.iter().find(|listed| listed.server.name == name);
         if let Some(listed) = found {
-            listed.server.drained.send_replace(is_drained);
+            listed.server.shared.is_drained.store(is_drained, Relaxed);
         }
         found.is_some()
     }
@@ -232,7 +239,6 @@ impl Servers {
             let stays = has_others || (listed.is_some() && server.takes_clients());
             (stays && !has_failed(server)).then(|| server.clone())
         });
-        drop(leaving);
         let server = match known {
             Some(server) => server,
             None => next(&mut list, balance, has_failed)?,
@@ -240,8 +246,8 @@ impl Servers {
         let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);
         let has_others = clients.enter(key, &server.name, is_of_service) > 1;
         server.sessions.fetch_add(1, Relaxed);
-        server.all_sessions.fetch_add(1, Relaxed);
-        drop((clients, list));
+        server.shared.sessions.fetch_add(1, Relaxed);
+        drop((clients, leaving, list));
         Some(Seat {
             servers: self.clone(),
             server,
@@ -280,7 +286,7 @@ fn next(
     // With equal loads, the server whose last turn is longest ago is next.
     let turns = 1 + able.iter().map(|(_, listed)| listed.last_turn).max()?;
     let load =
-        |weight: f64, server: &Server| (server.all_sessions.load(Relaxed) as f64 + 1.0) / weight;
+        |weight: f64, server: &Server| (server.shared.sessions.load(Relaxed) as f64 + 1.0) / weight;
     let best = able
         .into_iter()
         .min_by(|(weight, one), (other_weight, other)| {
@@ -296,12 +302,11 @@ impl Server {
     fn new(address: Address, clients: &Clients) -> Self {
         let name = address.to_string();
         Self {
-            all_sessions: clients.sessions_of(&name),
+            shared: clients.shared(&name),
             name,
             address,
             sessions: AtomicU64::new(0),
             health: watch::Sender::new(Health::assumed()),
-            drained: watch::Sender::new(false),
         }
     }
 
@@ -310,25 +315,35 @@ impl Server {
     }
 
     fn takes_clients(&self) -> bool {
-        self.is_up() && !*self.drained.borrow()
+        self.is_up() && !self.shared.is_drained.load(Relaxed)
     }
 
     /// Assumes that the server is up, because it is no longer checked.
     fn is_assumed_up(&self) {
-        self.health.send_replace(Health::assumed());
+        self.health.send_modify(|health| {
+            *health = Health {
+                is_known: health.is_known,
+                ..Health::assumed()
+            }
+        });
     }
 
-    /// Assumes a state that another process has found; that of its health only if this one checks it, too.
-    fn assume(&self, state: &ServerStatus, is_checked: bool) {
-        self.drained.send_replace(state.is_drained);
-        if is_checked && !state.is_up {
-            self.health.send_replace(Health {
-                is_up: false,
-                is_known: true,
-                fault: state.fault.clone(),
-                ..Health::assumed()
-            });
-        }
+    /// Notes that a session has connected to it.
+    pub(super) fn is_reached(&self) {
+        self.health.send_if_modified(|health| {
+            health.is_known = true;
+            false
+        });
+    }
+
+    /// Assumes the health that another process has found.
+    fn assume(&self, state: &ServerStatus) {
+        self.health.send_replace(Health {
+            is_up: state.is_up,
+            is_known: true,
+            fault: state.fault.clone(),
+            ..Health::assumed()
+        });
     }
 
     /// Returns the part of its share of new clients that the server gets.
@@ -383,7 +398,7 @@ impl Server {
         ServerStatus {
             server: self.name.clone(),
             is_up: health.is_up,
-            is_drained: *self.drained.borrow(),
+            is_drained: self.shared.is_drained.load(Relaxed),
             sessions: self.sessions.load(Relaxed),
             fault: health.fault.clone(),
         }
@@ -421,7 +436,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.server.all_sessions.fetch_sub(1, Relaxed);
+        self.server.shared.sessions.fetch_sub(1, Relaxed);
         if self.server.sessions.fetch_sub(1, Relaxed) == 1 {
             lock(&self.servers.leaving).retain(Listed::has_sessions);
         }
@@ -549,6 +564,11 @@ mod tests {
         assert!(a.checked(&check, Ok(())));
         assert!(!a.checked(&check, fault(false)));
         assert!(a.is_up());
+        // A session that has connected says more.
+        let b = named(&servers, "b");
+        b.is_reached();
+        b.is_assumed_up();
+        assert!(!b.checked(&check, fault(false)));
     }
 
     #[tokio::test]
@@ -571,7 +591,12 @@ mod tests {
             assert_eq!(count, 3, "{name}");
         }
         drop(seats);
-        assert_eq!(clients.sessions_of("a").load(Relaxed), 0);
+        assert_eq!(clients.shared("a").sessions.load(Relaxed), 0);
+        // It is drained in all services, also in one that is added.
+        services[0].set_drained("a", true);
+        let added = Servers::of(clients);
+        added.set(&["a".parse().unwrap()], None, |_, _| unreachable!());
+        assert!(!added.is_any_up());
     }
 
     #[tokio::test]
@@ -624,11 +649,12 @@ mod tests {
             .into_iter()
             .map(|state| (state.server, state.is_up, state.is_drained))
             .collect();
-        let expected = [("b", true, true), ("d", true, false), ("a", false, false)];
+        let expected = [("b", true, false), ("d", true, false), ("a", false, false)];
         assert_eq!(
             states,
             expected.map(|(name, up, drained)| (name.to_owned(), up, drained))
         );
+        assert!(!named(&after, "b").checked(&Check::default(), fault(false)));
         // It comes back as if this process had seen it fail.
         let a = named(&after, "a");
         assert!(!a.checked(&Check::default(), Ok(())));
@@ -684,7 +710,11 @@ mod tests {
             let other = servers.seat(LEAST, client(number), &[]).unwrap();
             assert_ne!(other.server.name, name);
         }
-        drop((seat, channel));
+        // Its sessions end, and the first client that comes back finds others that have not.
+        servers.release(&name);
+        let moved = servers.seat(LEAST, client(1), &[]).unwrap();
+        assert_ne!(moved.server.name, name);
+        drop((seat, channel, moved));
         let moved = servers.seat(LEAST, client(1), &[]).unwrap();
         assert_ne!(moved.server.name, name);
     }

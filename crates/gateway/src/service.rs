@@ -174,6 +174,14 @@ impl Service {
         found.is_some()
     }
 
+    /// Ends the sessions of the server with this name, and returns their number. Their clients may go elsewhere.
+    pub fn end_sessions_of(&self, server: &str) -> u64 {
+        self.servers.release(server);
+        let sessions = self.places.sessions().into_iter();
+        let of_server = sessions.filter(|session| session.server().0.as_deref() == Some(server));
+        of_server.map(|session| session.end()).count() as u64
+    }
+
     /// Returns the state of each server.
     pub fn servers(&self) -> Vec<ServerStatus> {
         self.servers.status()

@@ -112,11 +112,7 @@ impl Registry {
         let mut ended = 0_u64;
         for (_, service) in each(&services) {
             is_known |= service.servers().iter().any(|one| one.server == server);
-            let sessions = service.sessions().into_iter();
-            let of_server = sessions.filter(|session| session.server.as_deref() == Some(server));
-            ended += of_server
-                .filter(|session| service.end_session(session.id))
-                .count() as u64;
+            ended += service.end_sessions_of(server);
         }
         // A server that the settings do not have any more may have sessions.
         if is_known || ended > 0 {

@@ -50,8 +50,6 @@ pub(super) struct Services {
     registry: Arc<Registry>,
     /// The clients of all services, so that a client that uses two of them has the same server in both.
     clients: Arc<Clients>,
-    /// What the process that this one has succeeded knew of the servers of services that have not begun.
-    servers_before: BTreeMap<String, Vec<ServerStatus>>,
 }
 
 /// A service that is not to end.
@@ -100,17 +98,23 @@ impl Services {
             tasks: JoinSet::new(),
             registry: Arc::new(Registry::new(has_tables)),
             clients: Arc::default(),
-            servers_before: BTreeMap::new(),
         }
     }
 
-    /// Takes what the process knew that this one has succeeded.
-    pub(super) fn learn(&mut self, knowledge: Knowledge) {
+    /// Begins to serve, with what an earlier process knows.
+    pub(super) fn begin_all(&mut self, started: Vec<Started>, knowledge: Knowledge) {
         self.clients.remember(knowledge.clients);
-        self.servers_before = knowledge.servers;
+        let servers = knowledge.servers;
+        for server in servers.values().flatten().filter(|one| one.is_drained) {
+            self.clients.drain(&server.server);
+        }
+        for one in started {
+            let states = servers.get(&one.planned.name);
+            self.begin(one, states.map_or(&[], Vec::as_slice));
+        }
     }
 
-    /// Returns what a process has to know that takes the place of this one.
+    /// Returns what a later process has to know that takes over.
     pub(super) fn knowledge(&self) -> Knowledge {
         let servers = self.running.iter();
         Knowledge {
@@ -154,8 +158,8 @@ impl Services {
         Ok(started)
     }
 
-    /// Begins to serve.
-    pub(super) fn begin(&mut self, started: Started) {
+    /// Begins to serve. The states of servers are those of an earlier process.
+    fn begin(&mut self, started: Started, servers: &[ServerStatus]) {
         let Started {
             planned,
             settings,
@@ -198,9 +202,7 @@ impl Services {
             .numbered_after(self.registry.last_session(&name))
             .with_clients(self.clients.clone());
         let service = Arc::new(service);
-        if let Some(states) = self.servers_before.remove(&name) {
-            service.assume_servers(&states);
-        }
+        service.assume_servers(servers);
         let (stop, stopped) = watch::channel(Stop::No);
         let gateway = RunningGateway::new(service.clone(), listeners.listeners);
         let (listening, listens) = oneshot::channel();
@@ -291,8 +293,8 @@ impl Services {
     }
 
     /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
-    /// that begin later, and a setting that needs a restart has no effect until then. Dropping the future leaves out a part of the
-    /// change.
+    /// that begin later, and a setting that needs a restart has no effect until then. If the future is dropped, services that
+    /// the file has no longer may have ended, and those that it adds have not begun.
     pub(super) async fn reload(&mut self) {
         let Some(file) = &self.file else {
             warn!(
@@ -427,7 +429,7 @@ impl Services {
         }
         for started in change.added {
             reloaded.added.push(started.planned.name.clone());
-            self.begin(started);
+            self.begin(started, &[]);
         }
         reloaded
     }
