@@ -43,12 +43,17 @@ pub(crate) fn sample(text: &str, name: &str) -> f64 {
 async fn metered() -> (Listening, End, End, String) {
     let arguments = ["--metrics", "127.0.0.1:0", "--max-connections", "2"];
     let (mut gateway, client, server) = through(SmbDirect, Tcp, &arguments).await;
-    let address = event(&mut gateway, "metrics")["address"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    // The server sees the connection before the figures do.
-    event(&mut gateway, "opened");
+    // The server sees the connection before the figures do. Either event may be the first.
+    let (mut address, mut is_open) = (None, false);
+    while address.is_none() || !is_open {
+        let event: Value = serde_json::from_str(&gateway.running.line()).unwrap();
+        match event["event"].as_str().unwrap() {
+            "metrics" => address = event["address"].as_str().map(str::to_owned),
+            "opened" => is_open = true,
+            _ => {}
+        }
+    }
+    let address = address.unwrap();
     (gateway, client, server, address)
 }
 
