@@ -129,7 +129,8 @@ class Buffers(unittest.TestCase):
 
         def register():
             count = 0
-            while time.monotonic() < end:
+            # On a busy machine all of them may fail until nobody views the buffer any more.
+            while time.monotonic() < end or (count == 0 and time.monotonic() < end + LIMIT):
                 try:
                     region = client.register(buffers[0], read=True)
                 except (BufferError, ValueError):
