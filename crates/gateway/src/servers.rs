@@ -458,6 +458,18 @@ mod tests {
         servers
     }
 
+    /// Returns two services with the same servers and clients.
+    fn two_services() -> (Arc<Clients>, [Arc<Servers>; 2]) {
+        let clients = Arc::new(Clients::default());
+        let services = [["a", "b", "c"], ["c", "b", "a"]].map(|names| {
+            let servers = Arc::new(Servers::of(clients.clone()));
+            let addresses = names.map(|name| name.parse().unwrap());
+            servers.set(&addresses, None, |_, _| unreachable!());
+            servers
+        });
+        (clients, services)
+    }
+
     fn client(number: u8) -> ClientKey {
         ClientKey::Guid([number; 16])
     }
@@ -573,13 +585,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_sessions_of_all_services_count() {
-        let clients = Arc::new(Clients::default());
-        let services = [["a", "b", "c"], ["c", "b", "a"]].map(|names| {
-            let servers = Arc::new(Servers::of(clients.clone()));
-            let addresses = names.map(|name| name.parse().unwrap());
-            servers.set(&addresses, None, |_, _| unreachable!());
-            servers
-        });
+        let (clients, services) = two_services();
         let seats: Vec<_> = (0..9)
             .map(|number| {
                 let service = &services[usize::from(number) % 2];
@@ -601,13 +607,7 @@ mod tests {
 
     #[tokio::test]
     async fn services_send_a_client_to_one_server() {
-        let clients = Arc::new(Clients::default());
-        let services = [["a", "b", "c"], ["c", "a", "b"]].map(|names| {
-            let servers = Arc::new(Servers::of(clients.clone()));
-            let addresses = names.map(|name| name.parse().unwrap());
-            servers.set(&addresses, None, |_, _| unreachable!());
-            servers
-        });
+        let (clients, services) = two_services();
         for number in 0..9 {
             let seats = [0, 1].map(|service: usize| {
                 let service = &services[(service + usize::from(number)) % 2];

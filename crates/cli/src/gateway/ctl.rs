@@ -69,7 +69,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"session\", service, id, client, server, upstream, seconds, memory_bytes, CARRIED}
   {\"event\":\"server\", service, server, is_up, is_drained, sessions, fault}
-  {\"event\":\"done\", ended}   of the others; ended: the sessions that end-all has ended; CARRIED is that of smbdirect gateway";
+  {\"event\":\"done\", ended}   of the others; ended: the sessions that end-all has ended
+  CARRIED is that of smbdirect gateway";
 
 impl Ctl {
     pub(super) async fn run(self) -> Result<bool> {
