@@ -1,7 +1,6 @@
 //! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
 mod explain;
-mod extract;
 mod text;
 
 use std::{
@@ -15,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use smbdirect_decode::{
-    CaptureError, Counts, Event, EventKind, Explain, Extract, MAX_SUMMARISED, Packets, Streams,
+    CaptureError, Counts, Event, EventKind, Explain, MAX_SUMMARISED, Packets, Streams,
     Summary,
 };
 use tracing::{debug, trace};
@@ -69,10 +68,6 @@ pub(crate) struct Decode {
     #[arg(long, conflicts_with_all = ["stream", "packets", "broken"])]
     explain: bool,
 
-    /// Rebuild the files whose bytes moved, in this new or empty folder
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["explain", "stream", "packets", "broken"])]
-    extract: Option<PathBuf>,
-
     /// Log to stderr; give it twice to log every message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -84,7 +79,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode other-port.pcap --port 9000 --json
 
   smbdirect decode slow.pcap --explain      says why it is slow
-  smbdirect decode copy.pcap --extract files      rebuilds the files of the copy
 
   smbdirect decode roce.pcap --packets      also shows PSNs, acknowledgements and ICRCs
 
@@ -104,8 +98,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed;
    for RoCE missing_packets, sent_again, and packet with --packets
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}
-  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain
-  {\"event\":\"extracted\", files, encrypted_bytes, left_out_bytes}      the only one with --extract";
+  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain";
 
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
@@ -123,9 +116,6 @@ impl Decode {
             .of_kind(Kind::File)?;
         if self.explain {
             return self.explain(&report, &mut packets, &name);
-        }
-        if let Some(folder) = &self.extract {
-            return self.extract(&report, &mut packets, &name, folder);
         }
         let mut streams = Streams::new(&self.port, &self.udp_port);
         let mut show = Show {
@@ -162,40 +152,6 @@ impl Decode {
             return Err(nothing_found(&self, &summary.counts).context(format!("nothing in {name}")));
         }
         Ok(summary.broken.is_empty())
-    }
-
-    /// Rebuilds files. Returns whether the whole file was read, and some bytes were found.
-    fn extract(
-        &self,
-        report: &Report,
-        packets: &mut Packets<Box<dyn Read>>,
-        name: &str,
-        folder: &Path,
-    ) -> Result<bool> {
-        let mut files = extract::Files::create(folder)?;
-        let mut extract = Extract::new(&self.port, &self.udp_port);
-        let ended = loop {
-            match packets.next_packet() {
-                Ok(Some(packet)) => extract.packet(&packet, &mut |path, offset, bytes| {
-                    files.write(path, offset, bytes);
-                }),
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-            if files.has_failed() {
-                break Ok(());
-            }
-        };
-        let extraction =
-            extract.finish(&mut |path, offset, bytes| files.write(path, offset, bytes));
-        files.finish(&extraction)?;
-        extract::text(report, &extraction);
-        report.event(&extraction);
-        ended
-            .map_err(|error| in_words(&error))
-            .with_context(|| format!("cannot read the capture {name}"))
-            .of_kind(Kind::File)?;
-        Ok(!extraction.files.is_empty())
     }
 
     /// Explains where the time went. Returns whether the whole file was read.

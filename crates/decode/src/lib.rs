@@ -36,7 +36,6 @@
 //! streams   all of it, in one order -> events
 //! summary   events                  -> their counts
 //! explain   packets                 -> where the time went, and the causes
-//! extract   packets                 -> the files whose bytes moved
 //! ```
 //!
 //! A capture can contain anything: nothing here panics on it, and the state of each connection and
@@ -48,7 +47,6 @@ mod capture;
 mod counts;
 mod event;
 mod explain;
-mod extract;
 mod fields;
 mod framing;
 mod messages;
@@ -75,7 +73,6 @@ pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
     PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
 };
-pub use extract::{Extract, ExtractedFile, Extraction, FileSink, MAX_FILE_BYTES, MAX_FILES};
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;

@@ -2,7 +2,6 @@
 //! violate each rule.
 
 mod captures;
-mod extract;
 mod files;
 mod roce;
 mod smb2;

@@ -4,7 +4,6 @@
 mod broken;
 mod captures;
 mod explain;
-mod extract;
 mod formats;
 mod roce;
 mod strays;

@@ -323,32 +323,3 @@ fn explain_says_why_and_in_json_too() {
     let seconds = explanation["connections"][0]["seconds"].as_f64().unwrap();
     assert!((sum / seconds - 1.0).abs() < 0.001, "{sum} of {seconds}");
 }
-
-#[test]
-fn extract_writes_into_a_new_folder_only() {
-    let Some(path) = capture("siw-small.pcap") else {
-        return;
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let files = folder.path().join("files");
-    let to = ["--extract", files.to_str().unwrap()];
-    let done = decode(&path, &[&to[..], &["--json"]].concat());
-    assert_eq!((done.status.code(), done.stderr.as_str()), (Some(0), ""));
-    let extracted = events(&done, "extracted").pop().unwrap();
-    let list = extracted["files"].as_array().unwrap();
-    assert!(
-        list.iter().any(|file| file["complete"] == true),
-        "{extracted}"
-    );
-    for file in list {
-        let path = files.join(file["path"].as_str().unwrap());
-        let length = path.metadata().unwrap().len();
-        assert_eq!(Some(length), file["size"].as_u64(), "{file}");
-    }
-    let again = decode(&path, &to);
-    assert!(
-        again.stderr.contains("the folder is not empty"),
-        "{}",
-        again.stderr
-    );
-}
