@@ -54,8 +54,8 @@ impl Checks {
         }
         assert!((1..=self.streams).contains(&event.stream));
         assert!((1..=self.packets).contains(&event.position.frame));
-        for credits in event.credits.into_iter().flatten() {
-            assert!(credits <= u16::MAX.into(), "{event:?}");
+        for credits in event.credits.iter().flatten() {
+            assert!(*credits <= u16::MAX.into(), "{event:?}");
         }
         for broken in &event.broken {
             assert!(!rule_text(broken.rule).is_empty(), "{broken:?}");

@@ -24,7 +24,7 @@ use smbdirect_smb::smb2::{Channel, Command};
 
 use super::{
     fields::{self, object},
-    side::Side,
+    per_end::{PerEnd, Side},
     tcp::{Position, TcpPacket},
 };
 
@@ -36,16 +36,35 @@ pub struct Event {
     /// The packet that completed it.
     pub position: Position,
     /// The end that sent it.
-    pub from: Sender,
+    pub from: Side,
+    /// The end that connected, as far as the capture has shown it.
+    pub initiator: Option<Side>,
     /// The message that was sent, or the event that happened.
     pub kind: EventKind,
-    /// The send credits that the initiator and the responder hold after it; `None` if the capture
-    /// lacks something that they depend on.
-    pub credits: [Option<u32>; 2],
+    /// The send credits that both ends hold after it; `None` if the capture lacks something that they depend on.
+    pub credits: PerEnd<Option<u32>>,
     /// The rules that the sender broke by sending it.
     pub broken: Vec<Broken>,
     /// What explanations need beyond that.
     pub(crate) extra: Extra,
+}
+
+impl Event {
+    /// Returns whether the initiator sent it; `None` if no end is known to be the initiator.
+    pub fn is_from_initiator(&self) -> Option<bool> {
+        Some(self.initiator? == self.from)
+    }
+
+    /// Returns the name of its sender, as in JSON: `initiator` or `responder`, or `a` or `b` if no end is known to
+    /// be the initiator.
+    pub fn sender(&self) -> &'static str {
+        match (self.is_from_initiator(), self.from) {
+            (Some(true), _) => "initiator",
+            (Some(false), _) => "responder",
+            (None, Side::A) => "a",
+            (None, Side::B) => "b",
+        }
+    }
 }
 
 /// What explanations need of a message beyond its fields.
@@ -114,7 +133,7 @@ impl Serialize for Event {
         struct From {
             #[serde(flatten)]
             position: Position,
-            from: Sender,
+            from: &'static str,
         }
         #[derive(Serialize)]
         struct Credits {
@@ -129,13 +148,13 @@ impl Serialize for Event {
             kind => kind.name(),
         };
         let has_broken = message.is_some() || matches!(event, "note" | "closed");
-        let [initiator_credits, responder_credits] = self.credits;
+        let [initiator_credits, responder_credits] = self.credits.initiator_first(self.initiator);
         let line = Line {
             event,
             stream: self.stream,
             from: (event != "stream").then_some(From {
                 position: self.position,
-                from: self.from,
+                from: self.sender(),
             }),
             message,
             kind,
@@ -146,32 +165,6 @@ impl Serialize for Event {
             broken: has_broken.then_some(&self.broken),
         };
         line.serialize(serializer)
-    }
-}
-
-/// The sender of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Sender {
-    /// The end that connected.
-    Initiator,
-    /// The end that accepted the connection.
-    Responder,
-    /// One of the two ends, if it is unknown which of them connected.
-    A,
-    /// The end that is not [`Sender::A`].
-    B,
-}
-
-impl Sender {
-    /// Returns the sender of a direction; `initiator` is the direction of the end that connected.
-    pub(super) const fn of(side: Side, initiator: Option<Side>) -> Self {
-        match (initiator, side) {
-            (None, Side::A) => Self::A,
-            (None, Side::B) => Self::B,
-            (Some(initiator), _) if initiator as u8 == side as u8 => Self::Initiator,
-            (Some(_), _) => Self::Responder,
-        }
     }
 }
 
@@ -212,8 +205,14 @@ impl fmt::Display for End {
     }
 }
 
-/// Serialises the initiator and the responder of a stream.
-fn serialize_ends<S: Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok, S::Error> {
+/// Serialises the beginning of a stream.
+fn serialize_stream<S: Serializer>(
+    ends: &PerEnd<End>,
+    connected: &Option<Side>,
+    from_start: &bool,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let ends = ends.initiator_first(*connected);
     let of = |end| match end {
         End::Tcp(address) => ("iWARP", address.to_string(), None, None),
         End::Roce {
@@ -231,6 +230,8 @@ fn serialize_ends<S: Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok
         initiator_queue_pair: initiator_queue_pair,
         responder_queue_pair: responder_queue_pair,
         port: port,
+        roles_known: connected.is_some(),
+        from_start: from_start,
     })
 }
 
@@ -247,13 +248,13 @@ pub struct Broken {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum EventKind {
-    /// A stream begins, between the initiator and the responder, or A and B.
+    /// A stream begins.
+    #[serde(serialize_with = "serialize_stream")]
     Stream {
-        /// The initiator and the responder, or A and B.
-        #[serde(flatten, serialize_with = "serialize_ends")]
-        ends: [End; 2],
-        /// Whether it is known which of them connected.
-        roles_known: bool,
+        /// The addresses of both ends.
+        ends: PerEnd<End>,
+        /// The end that connected, if that is known.
+        initiator: Option<Side>,
         /// Whether its beginning is in the capture.
         from_start: bool,
     },
@@ -647,12 +648,4 @@ impl ByRdma {
 pub(super) fn broken(rule: &'static str, how: impl Into<String>) -> Broken {
     let how = how.into();
     Broken { rule, how }
-}
-
-/// Returns the values of both directions, with the initiator's value first.
-pub(super) fn in_order<T: Copy>(both: [T; 2], initiator: Option<Side>) -> [T; 2] {
-    match initiator {
-        Some(Side::B) => [both[1], both[0]],
-        _ => both,
-    }
 }

@@ -30,7 +30,8 @@ use self::{
 };
 use crate::{
     capture::Packet,
-    event::{Detail, End, Event, EventKind, Sender},
+    event::{Detail, End, Event, EventKind},
+    per_end::Side,
     streams::Streams,
     tcp::Position,
 };
@@ -215,10 +216,13 @@ fn take(
     event: &Event,
 ) {
     if let EventKind::Stream {
-        ends, from_start, ..
+        ends,
+        initiator,
+        from_start,
     } = event.kind
     {
         if connections.len() < MAX_CONNECTIONS {
+            let ends = ends.initiator_first(initiator);
             let connection = Connection::new(ends, from_start, event.position);
             connections.insert(event.stream, connection);
         } else {
@@ -297,7 +301,7 @@ impl Connection {
     /// Takes bytes that are cut, of packets that are in the capture.
     fn cut(&mut self, event: &Event, hidden: u64) {
         let at = event.position;
-        if let Some(by_client) = self.by_client(event.from) {
+        if let Some(by_client) = self.by_client(event) {
             self.assembly.lost_from(by_client);
             self.with_operations(|operations, marks| {
                 operations.cut(by_client, hidden, at, marks);
@@ -333,7 +337,7 @@ impl Connection {
 
     /// Takes what a packet says about the path.
     fn packet(&mut self, event: &Event) {
-        let Some(by_client) = self.by_client(event.from) else {
+        let Some(by_client) = self.by_client(event) else {
             return;
         };
         let mut signs = Signs::default();
@@ -344,23 +348,22 @@ impl Connection {
     }
 
     /// Returns whether the client sent an event. Without any sign, the first end counts as the client.
-    fn by_client(&self, from: Sender) -> Option<bool> {
-        let is_first = matches!(from, Sender::Initiator | Sender::A);
-        Some(self.assembly.is_client(from).unwrap_or(is_first))
+    fn by_client(&self, event: &Event) -> Option<bool> {
+        let is_first = event.from == Side::A;
+        Some(self.assembly.is_client(event).unwrap_or(is_first))
     }
 
     fn send_credits(&mut self, event: &Event) {
-        for (fewest, credits) in self.fewest_send_credits.iter_mut().zip(event.credits) {
+        let held = event.credits.initiator_first(event.initiator);
+        for (fewest, credits) in self.fewest_send_credits.iter_mut().zip(held) {
             if let Some(credits) = credits {
                 *fewest = Some(fewest.map_or(credits, |fewest| fewest.min(credits)));
             }
         }
-        let has_credits = event
-            .credits
-            .map(|credits| credits.map(|credits| credits > 1));
+        let has_credits = held.map(|credits| credits.map(|credits| credits > 1));
         if has_credits != self.had_credits {
             self.had_credits = has_credits;
-            let what = What::SendCredits(event.credits);
+            let what = What::SendCredits(held);
             self.mark(nanos(event.position), event.position.frame, what);
         }
     }

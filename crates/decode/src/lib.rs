@@ -54,9 +54,9 @@ mod names;
 mod out;
 mod packet;
 mod peel;
+mod per_end;
 mod roce;
 mod rules;
-mod side;
 mod silence;
 mod smb;
 mod streams;
@@ -67,7 +67,7 @@ pub use capture::{CaptureError, Packet, Packets};
 pub use counts::{Counts, RoceCounts};
 pub use event::{
     Broken, ByRdma, DataTransfer, End, Event, EventKind, Icrc, Payload, Region, Repeated,
-    RocePacket, Sender, Tagged,
+    RocePacket, Tagged,
 };
 pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
@@ -76,6 +76,7 @@ pub use explain::{
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;
+pub use per_end::{PerEnd, Side};
 pub use rules::rule_text;
 pub use streams::Streams;
 pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};

@@ -16,7 +16,7 @@ use smbdirect::rdma::iwarp::{
 use super::{
     event::{Broken, Detail, EventKind, Extra, Tagged, broken},
     framing::{Crc, Fpdu, Frame, Framer},
-    side::{PerSide, Side},
+    per_end::{PerEnd, Side},
     smb::{Context, Send, SmbDirect},
     tcp::{Piece, Position},
 };
@@ -38,14 +38,14 @@ pub(super) struct ConnectionState {
 /// An iWARP connection.
 #[derive(Debug, Default)]
 pub(super) struct Iwarp {
-    framers: PerSide<Framer>,
+    framers: PerEnd<Framer>,
     state: State,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: ConnectionState,
-    directions: PerSide<DirectionState>,
+    directions: PerEnd<DirectionState>,
     /// Whether CRCs are in use.
     crc: Option<bool>,
     refused: bool,
@@ -538,7 +538,7 @@ impl State {
         let mut context = Context {
             side,
             initiator: self.connection.initiator,
-            whole: PerSide(self.directions.each_ref().map(|state| state.whole)),
+            whole: PerEnd(self.directions.each_ref().map(|state| state.whole)),
         };
         let kind = self
             .connection

@@ -6,7 +6,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::event::{Event, EventKind, Extra, Sender, broken};
+use super::{
+    event::{Event, EventKind, Extra, broken},
+    per_end::{PerEnd, Side},
+};
 
 /// The Send Credit Grant Timer of Windows.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -16,9 +19,8 @@ const MAX_STREAMS: usize = 2048;
 /// Watches the credits of all streams, over iWARP and over RoCE.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// The times when the initiator and the responder of a stream spent their last credit, if they have received
-    /// none since.
-    streams: HashMap<u32, [Option<Duration>; 2]>,
+    /// The times when both ends of a stream spent their last credit, if they have received none since.
+    streams: HashMap<u32, PerEnd<Option<Duration>>>,
 }
 
 impl Silence {
@@ -28,16 +30,14 @@ impl Silence {
         if !self.streams.contains_key(&event.stream) && self.streams.len() >= MAX_STREAMS {
             return None;
         }
-        let ends = [Sender::Initiator, Sender::Responder];
         let spent = self.streams.entry(event.stream).or_default();
         let now = event.position.time;
-        let late = (0..2).find_map(|end| {
+        let late = Side::BOTH.into_iter().find_map(|end| {
             let waited = now.saturating_sub(spent[end]?);
             (waited >= GRANT_TIMEOUT).then_some((end, waited))
         });
-        for end in 0..2 {
-            let spends =
-                event.from == ends[end] && matches!(event.kind, EventKind::DataTransfer(_));
+        for end in Side::BOTH {
+            let spends = event.from == end && matches!(event.kind, EventKind::DataTransfer(_));
             match event.credits[end] {
                 Some(0) if spends => spent[end] = Some(now),
                 Some(0) => {}
@@ -56,7 +56,8 @@ impl Silence {
             Event {
                 stream: event.stream,
                 position: event.position,
-                from: ends[1 - end],
+                from: !end,
+                initiator: event.initiator,
                 kind: EventKind::Note {
                     note: "leaves its peer without a send credit",
                 },
@@ -80,7 +81,7 @@ mod tests {
         tcp::Position,
     };
 
-    fn event(milliseconds: u64, from: Sender, credits: [u32; 2], kind: EventKind) -> Event {
+    fn event(milliseconds: u64, from: Side, credits: [u32; 2], kind: EventKind) -> Event {
         Event {
             stream: 1,
             position: Position {
@@ -90,7 +91,8 @@ mod tests {
             },
             from,
             kind,
-            credits: credits.map(Some),
+            initiator: Some(INITIATOR),
+            credits: PerEnd(credits.map(Some)),
             broken: Vec::new(),
             extra: Extra::default(),
         }
@@ -110,10 +112,12 @@ mod tests {
         })
     }
 
+    const INITIATOR: Side = Side::A;
+    const RESPONDER: Side = Side::B;
     const END: EventKind = EventKind::Closed { reset: false };
 
     /// Returns the rule that each event shows to be broken, and the side that broke it.
-    fn silences(events: Vec<Event>) -> Vec<Option<Sender>> {
+    fn silences(events: Vec<Event>) -> Vec<Option<Side>> {
         let mut silence = Silence::default();
         events
             .iter()
@@ -127,36 +131,34 @@ mod tests {
 
     #[test]
     fn an_end_that_grants_nothing_for_five_seconds_is_reported_once() {
-        use Sender::{Initiator, Responder};
         // The end of the connection shows it, whichever side ends the connection.
-        for closes in [Initiator, Responder] {
+        for closes in [INITIATOR, RESPONDER] {
             let stalled = vec![
-                event(0, Initiator, [0, 10], transfer()),
+                event(0, INITIATOR, [0, 10], transfer()),
                 event(5000, closes, [0, 10], END),
             ];
-            assert_eq!(silences(stalled), [None, Some(Responder)]);
+            assert_eq!(silences(stalled), [None, Some(RESPONDER)]);
         }
         let both = vec![
-            event(0, Responder, [3, 0], transfer()),
-            event(6000, Responder, [3, 0], EventKind::Note { note: "-" }),
-            event(12_000, Initiator, [3, 0], END),
+            event(0, RESPONDER, [3, 0], transfer()),
+            event(6000, RESPONDER, [3, 0], EventKind::Note { note: "-" }),
+            event(12_000, INITIATOR, [3, 0], END),
         ];
-        assert_eq!(silences(both), [None, Some(Initiator), None]);
+        assert_eq!(silences(both), [None, Some(INITIATOR), None]);
     }
 
     #[test]
     fn a_grant_in_time_and_an_end_that_has_spent_nothing_are_no_faults() {
-        use Sender::{Initiator, Responder};
         let granted = vec![
-            event(0, Initiator, [0, 10], transfer()),
-            event(4999, Responder, [1, 9], transfer()),
-            event(60_000, Initiator, [1, 9], END),
+            event(0, INITIATOR, [0, 10], transfer()),
+            event(4999, RESPONDER, [1, 9], transfer()),
+            event(60_000, INITIATOR, [1, 9], END),
         ];
         assert_eq!(silences(granted), [None; 3]);
         // The responder has no credit until the initiator's first message.
         let idle = vec![
-            event(0, Responder, [10, 0], EventKind::Note { note: "-" }),
-            event(60_000, Initiator, [10, 0], END),
+            event(0, RESPONDER, [10, 0], EventKind::Note { note: "-" }),
+            event(60_000, INITIATOR, [10, 0], END),
         ];
         assert_eq!(silences(idle), [None; 2]);
     }

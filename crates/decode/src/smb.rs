@@ -9,7 +9,7 @@ use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
 
 use super::{
     event::{Broken, ByRdma, DataTransfer, EventKind, Payload, broken},
-    side::{PerSide, Side},
+    per_end::{PerEnd, Side},
 };
 
 /// A complete Send, or the part in the capture.
@@ -27,7 +27,7 @@ pub(super) struct Send {
 pub(super) struct SmbDirect {
     request: Option<NegotiateRequest>,
     response: Option<NegotiateResponse>,
-    senders: PerSide<SenderState>,
+    senders: PerEnd<SenderState>,
 }
 
 /// The state of an end, as a sender.
@@ -50,7 +50,7 @@ pub(super) struct Context {
     /// The direction of the end that connected.
     pub(super) initiator: Option<Side>,
     /// Whether each direction was captured completely.
-    pub(super) whole: PerSide<bool>,
+    pub(super) whole: PerEnd<bool>,
 }
 
 const MIN_MAX_RECEIVE_SIZE: u32 = 128;
@@ -59,9 +59,9 @@ const RESPONSE_REQUESTED: u16 = 1;
 const HEADER_LENGTH: usize = 20;
 
 impl SmbDirect {
-    /// Returns the send credits of both directions.
-    pub(super) fn credits(&self) -> [Option<u32>; 2] {
-        self.senders.each_ref().map(|sender| sender.credits)
+    /// Returns the send credits of both ends.
+    pub(super) fn credits(&self) -> PerEnd<Option<u32>> {
+        PerEnd(self.senders.each_ref().map(|sender| sender.credits))
     }
 
     /// Handles a loss in a direction.

@@ -11,13 +11,13 @@ use smbdirect::rdma::roce::packet::UDP_PORT;
 use super::{
     capture::Packet,
     counts::Counts,
-    event::{Detail, End, Event, EventKind, Extra, Sender, in_order},
+    event::{Detail, End, Event, EventKind, Extra},
     messages::Iwarp,
     out::{Out, Sink},
     packet::{Content, Segment, content},
     peel::OTHER_UDP,
+    per_end::{PerEnd, Side},
     roce::Roce,
-    side::Side,
     silence::Silence,
     tcp::{Another, Connection, LATE_PACKETS, Piece, Position, TcpPacket, Watch},
 };
@@ -382,9 +382,10 @@ impl Entry {
             sink(Event {
                 stream: *stream,
                 position,
-                from: Sender::of(side, initiator),
+                from: side,
+                initiator,
                 kind: EventKind::TcpPacket(packet),
-                credits: [None; 2],
+                credits: PerEnd::default(),
                 broken: Vec::new(),
                 extra: Extra::default(),
             });
@@ -443,19 +444,19 @@ impl Upper {
                     sink(Event {
                         stream,
                         position,
-                        from: Sender::of(side, connection.initiator),
+                        from: side,
+                        initiator: connection.initiator,
                         kind,
-                        credits: in_order(connection.smb.credits(), connection.initiator),
+                        credits: connection.smb.credits(),
                         broken,
                         extra,
                     });
                 };
                 let stream = *number.get_or_insert_with(|| {
                     *streams += 1;
-                    let ends = in_order(ends, connection.initiator).map(End::Tcp);
                     let kind = EventKind::Stream {
-                        ends,
-                        roles_known: connection.initiator.is_some(),
+                        ends: PerEnd(ends.map(End::Tcp)),
+                        initiator: connection.initiator,
                         from_start: connection.from_start,
                     };
                     tell(*streams, kind, Vec::new(), Extra::default());

@@ -7,7 +7,7 @@ use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
 
 use super::{
     counts::Counts,
-    event::{Event, EventKind, Repeated, RocePacket, Sender},
+    event::{Event, EventKind, Repeated, RocePacket},
     rules::rule_text,
 };
 
@@ -90,8 +90,8 @@ pub struct BrokenRule {
     pub stream: u32,
     /// The packet by which it was broken first.
     pub frame: u64,
-    /// The end that broke it first.
-    pub by: Sender,
+    /// The end that broke it first, as [`Event::sender`] names it.
+    pub by: &'static str,
 }
 
 /// Maximum number of streams that the summary lists; a hostile capture can have any number of them.
@@ -127,7 +127,7 @@ impl Summary {
                     times: 0,
                     stream: event.stream,
                     frame: event.position.frame,
-                    by: event.from,
+                    by: event.sender(),
                 });
             rule.times += 1;
         }
@@ -162,19 +162,18 @@ impl Summary {
     fn count_credits(&mut self, event: &Event) {
         let is_known = self.lowest_credits.contains_key(&event.stream);
         let has_room = is_known || self.lowest_credits.len() < MAX_SUMMARISED;
-        let sender = match event.from {
-            Sender::Initiator => 0,
-            Sender::Responder => 1,
-            Sender::A | Sender::B => return,
+        let Some(is_initiator) = event.is_from_initiator() else {
+            return;
         };
         if let (EventKind::DataTransfer(_), Some(credits), true) =
-            (&event.kind, event.credits[sender], has_room)
+            (&event.kind, event.credits[event.from], has_room)
         {
             let lowest = self.lowest_credits.entry(event.stream).or_default();
             lowest.stream = event.stream;
-            let lowest = match sender {
-                0 => &mut lowest.initiator,
-                _ => &mut lowest.responder,
+            let lowest = if is_initiator {
+                &mut lowest.initiator
+            } else {
+                &mut lowest.responder
             };
             *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
         }

@@ -19,7 +19,7 @@ mod watch;
 
 use super::{
     packet::{Head, Segment},
-    side::{PerSide, Side},
+    per_end::{PerEnd, Side},
 };
 pub(crate) use reassembly::LATE_PACKETS;
 pub use reassembly::Position;
@@ -51,7 +51,7 @@ pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Side, Piece<'_>, Position);
 /// The state of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
-    streams: PerSide<Reassembly>,
+    streams: PerEnd<Reassembly>,
     /// Number of packets so far.
     packets: u64,
     /// Whether items are reported.

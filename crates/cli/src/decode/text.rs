@@ -9,18 +9,19 @@ use smbdirect::{
     rdma::iwarp::mpa::StartupFrame,
     wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
 };
-use smbdirect_decode::{DataTransfer, Event, EventKind, OTHER_UDP, Sender, Summary, Tagged};
+use smbdirect_decode::{DataTransfer, Event, EventKind, OTHER_UDP, Side, Summary, Tagged};
 
 /// Prints the lines of an event.
 pub(super) fn event(report: &Report, event: &Event) {
     let style = report.style;
     if let EventKind::Stream {
-        ends: [first, second],
-        roles_known,
+        ends,
+        initiator,
         from_start,
     } = event.kind
     {
-        let (one, other) = if roles_known {
+        let [first, second] = ends.initiator_first(initiator);
+        let (one, other) = if initiator.is_some() {
             ("initiator", "responder")
         } else {
             ("one end", "the other; unknown which of them connected")
@@ -49,15 +50,18 @@ pub(super) fn event(report: &Report, event: &Event) {
         event.position.frame,
         event.position.seconds,
         event.stream,
-        arrow(event.from)
+        arrow(event)
     );
     match &event.kind {
-        EventKind::DataTransfer(transfer) => data_transfer(&mut line, transfer, event.credits),
+        EventKind::DataTransfer(transfer) => {
+            let credits = event.credits.initiator_first(event.initiator);
+            data_transfer(&mut line, transfer, credits);
+        }
         kind => line += &words(kind, style),
     }
     report.line(line.trim_end());
     for broken in &event.broken {
-        let by = who(event.from);
+        let by = who(event.sender());
         let rule = style.bad(&format!("{:>30} {}", "broken:", broken.rule));
         report.line(format_args!("{rule} by {by}: {}", broken.how));
     }
@@ -101,21 +105,22 @@ fn row(cells: [&str; 8]) -> String {
     cells.into_iter().zip(WIDTHS).map(cell).collect()
 }
 
-const fn arrow(from: Sender) -> &'static str {
-    match from {
-        Sender::Initiator => "I>",
-        Sender::Responder => "<R",
-        Sender::A => "A>",
-        Sender::B => "<B",
+fn arrow(event: &Event) -> &'static str {
+    match (event.is_from_initiator(), event.from) {
+        (Some(true), _) => "I>",
+        (Some(false), _) => "<R",
+        (None, Side::A) => "A>",
+        (None, Side::B) => "<B",
     }
 }
 
-const fn who(from: Sender) -> &'static str {
-    match from {
-        Sender::Initiator => "the initiator",
-        Sender::Responder => "the responder",
-        Sender::A => "one end",
-        Sender::B => "the other end",
+/// Names a sender by its name in JSON.
+fn who(sender: &str) -> &'static str {
+    match sender {
+        "initiator" => "the initiator",
+        "responder" => "the responder",
+        "a" => "one end",
+        _ => "the other end",
     }
 }
 

@@ -3,7 +3,8 @@
 use smbdirect_smb::smb2::{Flags, Header, Protocol};
 
 use crate::{
-    event::{Detail, Event, EventKind, Payload, Sender},
+    event::{Detail, Event, EventKind, Payload},
+    per_end::Side,
     tcp::Position,
 };
 
@@ -31,8 +32,8 @@ impl Message {
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
     detail: Detail,
-    /// The sender that is the client, if that is known.
-    client: Option<Sender>,
+    /// The end that an SMB2 message shows to be the client.
+    client: Option<Side>,
     partial: [Option<Message>; 2],
 }
 
@@ -51,12 +52,8 @@ impl Assembly {
     }
 
     /// Returns whether the client is the sender of an event; `None` if it is unknown which end that is.
-    pub(crate) fn is_client(&self, from: Sender) -> Option<bool> {
-        match from {
-            Sender::Initiator => Some(true),
-            Sender::Responder => Some(false),
-            Sender::A | Sender::B => self.client.map(|client| client == from),
-        }
+    pub(crate) fn is_client(&self, event: &Event) -> Option<bool> {
+        Some(event.initiator.or(self.client)? == event.from)
     }
 
     /// Forgets the messages that have not ended, because the capture lacks something.
@@ -93,8 +90,8 @@ impl Assembly {
         let end = start.saturating_add(transfer.data_length as usize);
         let payload = &content[start..end.min(content.len())];
         let protocol = Protocol::of(payload);
-        self.learn_client(event.from, payload);
-        let from_client = self.is_client(event.from)?;
+        self.learn_client(event, payload);
+        let from_client = self.is_client(event)?;
         let begins = !matches!(transfer.payload, Payload::Continued | Payload::None)
             || protocol == Protocol::Smb2;
         let partial = &mut self.partial[usize::from(from_client)];
@@ -130,18 +127,13 @@ impl Assembly {
     }
 
     /// Learns from a message which end is the client.
-    fn learn_client(&mut self, from: Sender, payload: &[u8]) {
-        if self.client.is_some() || !matches!(from, Sender::A | Sender::B) {
+    fn learn_client(&mut self, event: &Event, payload: &[u8]) {
+        if self.client.is_some() || event.initiator.is_some() {
             return;
         }
         if let Some((_, flags)) = Header::command_and_flags(payload) {
-            let other = if from == Sender::A {
-                Sender::B
-            } else {
-                Sender::A
-            };
             let is_response = flags.contains(Flags::RESPONSE);
-            self.client = Some(if is_response { other } else { from });
+            self.client = Some(if is_response { !event.from } else { event.from });
         }
     }
 }

@@ -7,7 +7,7 @@ use smbdirect::rdma::iwarp::mpa::{FrameKind, StartupError, StartupFrame};
 use super::{
     super::{
         event::{Broken, EventKind, broken},
-        side::{PerSide, Side},
+        per_end::{PerEnd, Side},
     },
     EventSink, State,
 };
@@ -37,7 +37,7 @@ impl State {
         flags: u8,
         result: Result<StartupFrame, StartupError>,
         sink: EventSink<'_>,
-    ) -> Option<PerSide<bool>> {
+    ) -> Option<PerEnd<bool>> {
         let mut faults = Vec::new();
         (self.expected, self.confirmed) = (true, true);
         if flags & RESERVED_FLAGS != 0 {
@@ -64,7 +64,7 @@ impl State {
                 };
                 faults.push(broken(rule, error.to_string()));
                 self.emit(side, EventKind::BadStartup { kind, error }, faults, sink);
-                return Some(PerSide([true; 2]));
+                return Some(PerEnd([true; 2]));
             }
         };
         let this = &mut self.directions[side];
@@ -98,7 +98,7 @@ impl State {
         let note = "with markers, which are not read: nothing more of such a direction is shown";
         self.emit(side, EventKind::Note { note }, Vec::new(), sink);
         // An end asks for markers in the direction that it receives.
-        let mut stopped = PerSide([false; 2]);
+        let mut stopped = PerEnd([false; 2]);
         stopped[!initiator] = markers[0];
         stopped[initiator] = markers[1];
         for side in Side::BOTH.into_iter().filter(|&side| stopped[side]) {

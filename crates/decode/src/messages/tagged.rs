@@ -5,7 +5,7 @@ use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
 use super::{
     super::{
         event::{Broken, EventKind, Extra, Tagged, broken},
-        side::Side,
+        per_end::Side,
     },
     EventSink, Placing, Segment, State,
 };

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use smbdirect::rdma::roce::cm::{Mad, Message};
 
 use super::{
-    super::{counts::RoceCounts, event::Repeated, out::Out, side::Side, tcp::Position},
+    super::{counts::RoceCounts, event::Repeated, out::Out, per_end::Side, tcp::Position},
     connection::{Connection, QueuePair},
     datagram::Packet,
     flows::Roce,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use super::super::side::Side;
+use super::super::per_end::Side;
 
 /// The queue pair of the general services, which the CM uses.
 pub(super) const CM_QUEUE_PAIR: u32 = 1;

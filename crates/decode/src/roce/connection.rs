@@ -12,12 +12,9 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::{
-            Broken, Detail, End, Event, EventKind, Extra, Region, Repeated, Sender, broken,
-            in_order,
-        },
+        event::{Broken, Detail, End, Event, EventKind, Extra, Region, Repeated, broken},
         out::Out,
-        side::{PerSide, Side},
+        per_end::{PerEnd, Side},
         smb::{Send, SmbDirect},
         tcp::Position,
     },
@@ -30,7 +27,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Connection {
     /// The senders of direction 0 and of direction 1.
-    pub(super) ends: PerSide<QueuePair>,
+    pub(super) ends: PerEnd<QueuePair>,
     /// The port that the initiator asked for.
     pub(super) port: Option<u16>,
     /// The frame of the last packet.
@@ -48,7 +45,7 @@ pub(super) struct Connection {
     /// The identifiers in the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
-    directions: PerSide<DirectionState>,
+    directions: PerEnd<DirectionState>,
     /// The number of payload bytes in each packet that is not the last of its message, if it is known.
     mtu: Option<u32>,
     /// The content that events carry.
@@ -117,7 +114,7 @@ const PAIRING_WINDOW: i64 = 4096;
 impl Connection {
     pub(super) fn new(ends: [QueuePair; 2]) -> Self {
         Self {
-            ends: PerSide(ends),
+            ends: PerEnd(ends),
             port: None,
             seen: 0,
             initiator: None,
@@ -658,13 +655,13 @@ impl Connection {
         extra: Extra,
         out: &mut Out<'_>,
     ) {
-        let from = Sender::of(side, self.initiator);
-        let credits = in_order(self.smb.credits(), self.initiator);
+        let (initiator, credits) = (self.initiator, self.smb.credits());
         let mut event = |stream, kind, broken, extra| {
             (out.sink)(Event {
                 stream,
                 position,
-                from,
+                from: side,
+                initiator,
                 kind,
                 credits,
                 broken,
@@ -682,10 +679,9 @@ impl Connection {
                     queue_pair: self.ends[side].number,
                     port: self.port.filter(|_| passive == Some(side)),
                 };
-                let ends = in_order(Side::BOTH.map(end), self.initiator);
                 let kind = EventKind::Stream {
-                    ends,
-                    roles_known: self.initiator.is_some(),
+                    ends: PerEnd(Side::BOTH.map(end)),
+                    initiator,
                     from_start: self.from_start,
                 };
                 event(*out.streams, kind, Vec::new(), Extra::default());

@@ -18,7 +18,7 @@ use super::{
         event::{Detail, Icrc, Repeated},
         out::Out,
         packet::Datagram,
-        side::Side,
+        per_end::Side,
         tcp::Position,
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},

@@ -1,7 +1,7 @@
 //! The handshake of a TCP connection, and SYNs that do not belong to it.
 
 use super::{
-    super::{packet::Segment, side::Side},
+    super::{packet::Segment, per_end::Side},
     Another, Candidate, Connection,
     reassembly::{MAX_WINDOW, Position},
 };

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::{
     packet::Segment,
-    side::{PerSide, Side},
+    per_end::{PerEnd, Side},
 };
 
 /// What a packet of TCP says about the path.
@@ -55,7 +55,7 @@ pub struct Recovery {
 /// The state of both directions.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    directions: PerSide<Direction>,
+    directions: PerEnd<Direction>,
     /// The Identification, sequence number and acknowledgement number of the last packets.
     recent: VecDeque<(u16, u32, u32)>,
 }

@@ -7,7 +7,7 @@ use super::{
         super::{
             event::{Broken, EventKind, Extra, Region, broken},
             out::Out,
-            side::{PerSide, Side},
+            per_end::{PerEnd, Side},
             smb::{Context, SmbDirect},
             tcp::Position,
         },
@@ -155,7 +155,7 @@ impl Connection {
         let mut context = Context {
             side,
             initiator: self.initiator,
-            whole: PerSide(self.directions.each_ref().map(|state| state.whole)),
+            whole: PerEnd(self.directions.each_ref().map(|state| state.whole)),
         };
         let mut faults = Vec::new();
         let kind = self.smb.message(send, &mut context, &mut faults);
