@@ -27,9 +27,9 @@ lint:
 bench *arguments:
     cargo bench -p smbdirect-bench -- {{arguments}}
 
-# The speed goals of docs/performance.md; options are those of `smbdirect bench`
+# The speed goals of docs/goals.md
 goals *options:
-    cargo xtask goals -- {{options}}
+    cargo xtask goals {{options}}
 
 # Cases with Linux kernels and Samba (root and the lab): `just interop quick`, `just interop pair`
 interop *cases:
@@ -39,10 +39,6 @@ interop *cases:
 fuzz target seconds="60":
     cargo run -p smbdirect-fuzz --example corpora -- unpack {{target}}
     cargo fuzz run -s none --features libfuzzer {{target}} -- -max_total_time={{seconds}}
-
-# Public types and fields of smbdirect, and lines of code of each package
-counts:
-    cargo xtask counts
 
 # Write docs/compliance.md, the listings of the public API and the committed instruction counts again
 bless:

@@ -4,9 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
-mod counts;
 mod goals;
-mod manual;
 mod workspace;
 
 use std::process::ExitCode;
@@ -18,17 +16,13 @@ use clap::Parser;
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
     Api(api::Api),
-    Counts(counts::Counts),
     Goals(goals::Goals),
-    Manual(manual::Manual),
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Api(api) => api.run(),
-        Command::Counts(counts) => counts.run(),
         Command::Goals(goals) => goals.run(),
-        Command::Manual(manual) => manual.run(),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! What cargo and rustdoc say about the packages of this workspace.
+//! Asks cargo for the folders of this workspace, and rustdoc for the public API of a library.
 
 use std::{
     env,
@@ -9,31 +9,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustdoc_types::{Crate, FORMAT_VERSION};
+use rustdoc_types::FORMAT_VERSION;
 use serde::Deserialize;
 
-/// The packages of the workspace, as `cargo metadata` prints them.
+/// The folders of the workspace, as `cargo metadata` prints them.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
-    pub(crate) packages: Vec<Package>,
     pub(crate) workspace_root: PathBuf,
     target_directory: PathBuf,
-}
-
-/// One package.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Package {
-    pub(crate) name: String,
-    /// The registries that it may be published to. Empty if it is never published.
-    pub(crate) publish: Option<Vec<String>>,
-    pub(crate) targets: Vec<Target>,
-}
-
-/// A library, a program, a test, ...
-#[derive(Debug, Deserialize)]
-pub(crate) struct Target {
-    pub(crate) kind: Vec<String>,
-    pub(crate) src_path: PathBuf,
 }
 
 impl Workspace {
@@ -84,18 +67,6 @@ impl Workspace {
             "{reason}; use the toolchain of rust-toolchain.toml, or another version of rustdoc-types in xtask"
         );
         Ok(Some(format!("skipped: {reason}")))
-    }
-
-    /// Reads the JSON in `path`.
-    pub(crate) fn read_json(path: &Path) -> Result<Crate> {
-        Ok(serde_json::from_str(&read(path)?)?)
-    }
-}
-
-impl Package {
-    /// Whether it is for developers of this project only.
-    pub(crate) fn is_internal(&self) -> bool {
-        self.publish.as_ref().is_some_and(Vec::is_empty)
     }
 }
 
