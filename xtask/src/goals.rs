@@ -1,191 +1,131 @@
 //! `cargo xtask goals`: checks the speed goals of this project on this machine.
 //!
-//! [`rows`] lists what to measure. `smbdirect bench --rows` measures all rows alternately. [`judge`] compares
-//! the results with the goals, which docs/goals.md shows.
+//! [`rows`] lists what to measure, `smbdirect-bench` measures all of it alternately, [`programs`] runs iperf3 and UCX
+//! between its rows, and [`judge`] compares the results with the goals, which docs/goals.md shows.
 
 mod judge;
+mod programs;
 mod rows;
 
-use std::{
-    env,
-    io::{BufRead, BufReader, Write},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    thread,
-};
+use std::{env, net::TcpStream, process::Command, sync::atomic::AtomicBool, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
-use serde::Deserialize;
+use smbdirect_bench::{
+    Awake, Choice, Cores, Effort, EndSettings, Near, Placement, Program, Subject, Summary, measure,
+    measure_active, measure_idle, measure_loads, start_far_thread,
+};
+use smbdirect_transport::Kind;
 
 use judge::{Goal, Results};
-use rows::Row;
+use programs::Programs;
 
 /// Check the speed goals of this project on this machine; takes minutes
 ///
 /// The exit status is 0 only if every required figure is reached. docs/goals.md has the figures of two
 /// machines, and the network namespace to run it in.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  cargo xtask goals -- --keep-awake --rounds 7 --time 0.06")]
+#[command(after_help = "Example:\n  cargo xtask goals --keep-awake --rounds 7 --time 0.06")]
 pub(crate) struct Goals {
-    /// Print JSON objects: those of `smbdirect bench --json`, then one with the event `goal` for each goal
+    /// Samples of each row
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// Length of a burst of a row in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    time: f64,
+
+    /// Keep the cores of the ends from halting, by idle-priority threads that spin
+    #[arg(long)]
+    keep_awake: bool,
+
+    /// Print a JSON object for each goal
     #[arg(long)]
     json: bool,
-
-    /// Use this `smbdirect` command instead of building one
-    #[arg(long, value_name = "FILE", env = "SMBDIRECT_BIN")]
-    command: Option<PathBuf>,
-
-    /// Further options of `smbdirect bench`
-    #[arg(last = true, value_name = "BENCH OPTIONS")]
-    options: Vec<String>,
 }
 
-/// An event of `smbdirect bench --json`.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum Event {
-    Row(Box<judge::Result>),
-    IdleConnections(judge::Idle),
-    ActiveConnections(judge::Active),
-    Load(judge::Load),
-    Skipped {
-        what: String,
-        why: String,
-    },
-    Summary(Summary),
-    #[serde(other)]
-    Other,
-}
-
-/// The event that describes the measurement.
-#[derive(Debug, Deserialize)]
-struct Summary {
-    samples: usize,
-    dropped: usize,
-    between_cores_seconds: Option<f64>,
-    spread: Option<f64>,
-    interrupted: bool,
-}
+/// Numbers of connections that move data while others send requests.
+const CONNECTIONS: [u32; 4] = [1, 8, 64, 512];
+/// Maximum number of connections of a link.
+const MAX_CONNECTIONS: u32 = 16_384;
+/// Extra rounds for samples at the usual core distance are added until this time.
+const MAX_TIME: Duration = Duration::from_secs(400);
 
 impl Goals {
     /// Measures, prints each goal, and returns whether every required figure is reached.
     pub(crate) fn run(&self) -> Result<bool> {
-        let two_cores = thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
-        let rows = rows::all(two_cores);
-        let (mut results, summary) = self.measure(&rows)?;
-        if !summary.interrupted {
-            results.loads = self.measure_loads()?;
+        if cfg!(debug_assertions) {
+            return run_release_build();
         }
+        let (results, summary) = self.measure()?;
         let goals = judge::judge(&results);
         self.print(&goals, &summary);
-        Ok(!summary.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
+        Ok(goals.iter().all(|goal| goal.ok == Some(true)))
     }
 
-    /// Measures `rows`, and returns the results.
-    fn measure(&self, rows: &[Row]) -> Result<(Results, Summary)> {
-        let mut file = tempfile::NamedTempFile::new()?;
-        for row in rows {
-            serde_json::to_writer(&mut file, row)?;
-            file.write_all(b"\n")?;
+    fn measure(&self) -> Result<(Results, Summary)> {
+        let cores = Cores::allowed();
+        let ends = [cores.near(), cores.far()];
+        let awake = self.keep_awake.then(|| Awake::start(&cores, &ends));
+        let _awake = awake.transpose().context("--keep-awake")?;
+        let mut near = connect(&cores)?;
+        let stop = AtomicBool::new(false);
+        let choice = choice(&cores);
+        let idle = measure_idle(&mut near, &choice)?;
+
+        let programs = Programs::new(cores.clone());
+        let mut rows = rows::all(cores.are_two());
+        rows.retain(|row| match programs.obstacle(row) {
+            Some(why) => {
+                self.say(&format!("skipped: {why}"));
+                false
+            }
+            None => true,
+        });
+        self.say(&format!(
+            "measuring {} rows alternately; this takes minutes",
+            rows.len()
+        ));
+        let effort = Effort {
+            rounds: self.rounds,
+            time: Duration::try_from_secs_f64(self.time).context("--time")?,
+            most: MAX_TIME,
+        };
+        let run = |program: Program, size, count| programs.run(program, size, count);
+        let measured = measure(
+            &mut near,
+            Some(&run),
+            &rows,
+            effort,
+            &stop,
+            &mut |_, _, _| (),
+        )?;
+        for (row, why) in &measured.failed {
+            self.say(&format!("skipped: {}: {why}", row.name()));
         }
-        let mut command = self.command();
-        command
-            .args(["bench", "--json", "--what", "connections", "--rows"])
-            .arg(file.path());
-        if !self
-            .options
-            .iter()
-            .any(|option| option.starts_with("--time"))
-        {
-            command.args(["--time", BURST_SECONDS]);
-        }
-        command
-            .args(&self.options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
+        let summary = measured.summarise();
+
+        let active = measure_active(&mut near, &choice, None, &stop)?;
+        self.say("measuring many connections");
+        let mut loads = Vec::new();
+        // A burst of a row is too short for hundreds of connections, which have the length that is usual for them.
+        let effort = (u64::from(self.rounds), None);
+        measure_loads(&mut near, &choice, effort, &stop, &mut |load| {
+            loads.push(load.clone());
+        })?;
+        let results = Results {
+            rows: summary.results.clone(),
+            idle,
+            active,
+            loads,
+        };
+        Ok((results, summary))
+    }
+
+    fn say(&self, what: &str) {
         if !self.json {
-            eprintln!(
-                "measuring {} rows alternately; this takes minutes",
-                rows.len()
-            );
+            eprintln!("{what}");
         }
-        self.results_of(command)
-    }
-
-    /// Runs the bench with many connections, and returns the results.
-    fn measure_loads(&self) -> Result<Vec<judge::Load>> {
-        let mut command = self.command();
-        command
-            .args(["bench", "--json", "--what", "connections", "--connections"])
-            .arg(CONNECTIONS);
-        // A burst of a row is too short for hundreds of connections.
-        let mut options = self.options.iter();
-        while let Some(option) = options.next() {
-            match option.as_str() {
-                "--time" => drop(options.next()),
-                time if time.starts_with("--time=") => {}
-                option => drop(command.arg(option)),
-            }
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let (results, _) = self.results_of(command)?;
-        Ok(results.loads)
-    }
-
-    /// Runs the bench and returns its results.
-    fn results_of(&self, mut command: Command) -> Result<(Results, Summary)> {
-        let mut bench = command.spawn().context("cannot start the bench")?;
-        let read = self.read(&mut bench);
-        let status = bench.wait()?;
-        let (results, summary) = read?;
-        let summary = summary.with_context(|| format!("the bench ended early: {status}"))?;
-        ensure!(
-            status.success() || summary.interrupted,
-            "the bench failed: {status}"
-        );
-        Ok((results, summary))
-    }
-
-    /// Returns `smbdirect` as a command, which is built first unless it is given.
-    fn command(&self) -> Command {
-        if let Some(path) = &self.command {
-            return Command::new(path);
-        }
-        let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.args([
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            "smbdirect-cli",
-            "--",
-        ]);
-        command
-    }
-
-    /// Reads the events until the bench ends.
-    fn read(&self, bench: &mut Child) -> Result<(Results, Option<Summary>)> {
-        let (mut results, mut summary) = (Results::default(), None);
-        let output = bench.stdout.take().context("the bench has no output")?;
-        for line in BufReader::new(output).lines() {
-            let line = line?;
-            if self.json {
-                println!("{line}");
-            }
-            let event = serde_json::from_str(&line)
-                .with_context(|| format!("the bench printed {line:?}"))?;
-            match event {
-                Event::Row(result) => results.rows.push(*result),
-                Event::IdleConnections(idle) => results.idle = Some(idle),
-                Event::ActiveConnections(active) => results.active = Some(active),
-                Event::Load(load) => results.loads.push(load),
-                Event::Skipped { what, why } if !self.json => println!("skipped: {what}: {why}"),
-                Event::Summary(found) => summary = Some(found),
-                Event::Skipped { .. } | Event::Other => {}
-            }
-        }
-        Ok((results, summary))
     }
 
     fn print(&self, goals: &[Goal], summary: &Summary) {
@@ -202,17 +142,18 @@ impl Goals {
         for goal in goals {
             println!("{goal}");
         }
-        let Summary {
-            samples, dropped, ..
-        } = summary;
-        print!("\n{samples} samples, {dropped} dropped because the cores were at another distance");
-        if let Some(spread) = summary.spread {
+        print!(
+            "\n{} samples, {} dropped because the cores were at another distance",
+            summary.kept + summary.dropped,
+            summary.dropped
+        );
+        if let Some(spread) = summary.spread() {
             print!(
                 "; half of a row's samples lie within {:.0} %",
                 spread * 100.0
             );
         }
-        if let Some(seconds) = summary.between_cores_seconds {
+        if let Some(seconds) = summary.between_cores {
             print!(
                 "; a cache line takes {:.0} ns between the cores and back",
                 seconds * 1e9
@@ -222,8 +163,53 @@ impl Goals {
     }
 }
 
-/// Numbers of connections that move data while others send requests.
-const CONNECTIONS: &str = "1,8,64,512";
+/// Runs the same command in a build with optimisation, and returns whether it succeeded.
+fn run_release_build() -> Result<bool> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["run", "--quiet", "--release", "--package", "xtask", "--"])
+        .args(env::args_os().skip(1))
+        .status()
+        .context("cannot start cargo")?;
+    Ok(status.success())
+}
 
-/// Length of a burst without --time, in seconds.
-const BURST_SECONDS: &str = "0.2";
+/// Returns the near end of a pair of which both ends are threads of this process.
+fn connect(cores: &Cores) -> Result<Near> {
+    let settings = EndSettings {
+        cores: cores.clone(),
+        iwarp: Default::default(),
+        roce: Default::default(),
+        adapters: None,
+        in_process: None,
+        max_connections: MAX_CONNECTIONS,
+    };
+    let (address, shared) = start_far_thread(&settings)?;
+    let settings = EndSettings {
+        in_process: Some(shared),
+        ..settings
+    };
+    Near::new(TcpStream::connect(address)?, settings)
+}
+
+/// Returns the settings of the measurements of many connections.
+fn choice(cores: &Cores) -> Choice {
+    Choice {
+        smb: rows::smb(Kind::Iwarp, 0, true),
+        crcs: vec![true],
+        segments: vec![rows::LARGE_SEGMENT, rows::SMALL_SEGMENT],
+        sizes: Vec::new(),
+        subjects: vec![Subject::Connections],
+        outstanding: vec![rows::OUTSTANDING],
+        directions: vec![false],
+        busy: false,
+        connections: CONNECTIONS.to_vec(),
+        with_loads: true,
+        placement: if cores.are_two() {
+            Placement::TwoCores
+        } else {
+            Placement::SameCore
+        },
+        alone: false,
+    }
+}

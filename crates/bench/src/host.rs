@@ -41,7 +41,7 @@ impl Cores {
     }
 
     /// Pins this thread to `core`, or lets it run on all cores. Returns whether that worked.
-    pub(crate) fn pin(&self, core: Option<usize>) -> bool {
+    pub fn pin(&self, core: Option<usize>) -> bool {
         match core {
             Some(core) => pin(&[core]),
             None => pin(&self.0),

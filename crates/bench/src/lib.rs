@@ -1,5 +1,4 @@
-//! Measures SMB Direct: bandwidth, message rate, round trips, and many connections, compared with plain TCP, other programs
-//! and memory.
+//! Measures SMB Direct: bandwidth, message rate, round trips, and many connections, compared with plain TCP and memory.
 //!
 //! A [`Choice`] says what to measure and makes [`Row`]s of it. Two ends do the work: [`Near`] gives the orders, and the far
 //! end serves them in a thread ([`start_far_thread`]), another process or another machine ([`serve_orders`]). [`measure`]
@@ -15,9 +14,7 @@ mod host;
 mod means;
 mod measure;
 mod plan;
-mod programs;
 mod row_event;
-mod rows_file;
 mod summary;
 mod work;
 
@@ -27,10 +24,8 @@ pub use connections::{
 };
 pub use ends::{EndSettings, InProcess, Near, serve_orders, start_far_thread};
 pub use host::{Awake, Cores, check_congestion_control, congestion_control, load_average};
-pub use measure::{Effort, Measured, Progress, measure};
+pub use measure::{Effort, Measured, Progress, RunProgram, measure};
 pub use plan::{Choice, Memory, Program, Row, Subject, Work, time_of_a_burst};
-pub use programs::Programs;
 pub use row_event::RowEvent;
-pub use rows_file::parse_rows;
 pub use summary::{GIB, RoundTrips, RowResult, Summary};
-pub use work::{MAX_MESSAGE_BYTES, Means, Operation, Placement, Smb};
+pub use work::{MAX_MESSAGE_BYTES, Means, Operation, Placement, Sample, Smb};

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use crc_fast::CrcAlgorithm;
 
 use crate::{
@@ -15,7 +15,6 @@ use crate::{
     host::{self, Distance},
     means::smb_direct::source,
     plan::{self, Memory, Program, Row, Work},
-    programs::Programs,
     summary::{RowResult, Summary, quartiles},
     work::{MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, Means, Operation, Placement, Sample},
 };
@@ -42,16 +41,19 @@ pub struct Measured {
     pub failed: Vec<(Row, String)>,
 }
 
+/// Runs a program once, with messages of this many bytes and about this many of them.
+pub type RunProgram<'a> = &'a dyn Fn(Program, u32, u64) -> Result<Sample>;
+
 /// Reports progress: bursts done, bursts in all, and the row that is measured now.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64, &str);
 
-/// Measures `rows` alternately, until enough rounds are done or `stop` is set.
+/// Measures `rows` alternately, until enough rounds are done or `stop` is set. Rows of programs need `programs`.
 ///
 /// # Errors
 /// The ends cannot work together any more.
 pub fn measure(
     near: &mut Near,
-    programs: &Programs,
+    programs: Option<RunProgram<'_>>,
     rows: &[Row],
     effort: Effort,
     stop: &AtomicBool,
@@ -113,7 +115,7 @@ pub fn measure(
 
 struct Bench<'a> {
     near: &'a mut Near,
-    programs: &'a Programs,
+    programs: Option<RunProgram<'a>>,
     links: HashMap<(Means, u32), LinkId>,
     /// Number of messages in a burst of each row.
     counts: HashMap<Row, u64>,
@@ -129,9 +131,7 @@ impl Bench<'_> {
         let mut count = match row {
             Row::Work(work) if work.kind != Operation::Echo => (1 << 18) / u64::from(work.size) + 8,
             // Starting a program takes longer than most runs.
-            Row::Program(Program::Iperf3 | Program::Ucx | Program::UcxMemory, size) => {
-                (1 << 23) / u64::from(*size) + 100
-            }
+            Row::Program(_, size) => (1 << 23) / u64::from(*size) + 100,
             _ => 50,
         };
         for _ in 0..16 {
@@ -184,7 +184,10 @@ impl Bench<'_> {
         match row {
             Row::Work(work) => self.work(work, count),
             Row::Memory(memory, size) => Ok(in_memory(*memory, *size, count)),
-            Row::Program(other, size) => self.programs.run(*other, *size, count),
+            Row::Program(program, size) => {
+                let run = self.programs.context("no programs are run here")?;
+                run(*program, *size, count)
+            }
         }
     }
 

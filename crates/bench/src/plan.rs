@@ -47,29 +47,13 @@ pub enum Memory {
     Crc,
 }
 
-/// Other benchmark programs.
+/// Other benchmark programs, which the caller of [`measure`](crate::measure) runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Program {
-    /// iperf3.
+    /// iperf3 over TCP.
     Iperf3,
-    /// UCX over TCP.
+    /// ucx_perftest over shared memory.
     Ucx,
-    /// UCX over shared memory.
-    UcxMemory,
-    /// libfabric, for its rate.
-    Libfabric,
-    /// libfabric, for its round trips.
-    LibfabricLatency,
-}
-
-impl Program {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Iperf3,
-        Self::Ucx,
-        Self::UcxMemory,
-        Self::Libfabric,
-        Self::LibfabricLatency,
-    ];
 }
 
 impl Row {
@@ -93,8 +77,7 @@ impl Row {
     pub const fn is_latency(&self) -> bool {
         match self {
             Self::Work(work) => matches!(work.kind, Operation::Echo),
-            Self::Program(other, _) => matches!(other, Program::LibfabricLatency),
-            Self::Memory(..) => false,
+            Self::Memory(..) | Self::Program(..) => false,
         }
     }
 
@@ -114,12 +97,8 @@ impl Row {
             Self::Memory(Memory::Copy, _) => return "memory copy, one core".into(),
             Self::Memory(Memory::Crc, _) => return "CRC32C, one core".into(),
             Self::Program(Program::Iperf3, _) => return "iperf3 -l SIZE".into(),
-            Self::Program(Program::Ucx, _) => return "ucx_perftest -t tag_bw".into(),
-            Self::Program(Program::UcxMemory, _) => {
+            Self::Program(Program::Ucx, _) => {
                 return "ucx_perftest -t tag_bw, shared memory".into();
-            }
-            Self::Program(Program::Libfabric | Program::LibfabricLatency, _) => {
-                return "fi_pingpong -e msg, one at a time".into();
             }
         };
         let mut name = match (&work.means, work.kind) {
@@ -268,8 +247,6 @@ pub struct Choice {
     pub placement: Placement,
     /// Whether rows for comparison are left out.
     pub alone: bool,
-    /// Rows that replace the rows that the other fields select.
-    pub rows: Option<Vec<Row>>,
 }
 
 /// A subject of measurement.
@@ -294,9 +271,6 @@ pub enum Subject {
 impl Choice {
     /// Returns the rows, in the order of the table.
     pub fn rows(&self) -> Vec<Row> {
-        if let Some(rows) = &self.rows {
-            return rows.clone();
-        }
         let mut rows = Vec::new();
         for &both in &self.directions {
             for &crc in &self.crcs {

@@ -44,7 +44,11 @@ pub struct RowResult {
 pub const GIB: f64 = (1_u64 << 30) as f64;
 
 impl RowResult {
-    pub(crate) fn of(row: Row, samples: &[&Sample]) -> Self {
+    /// Summarises the samples of a row.
+    ///
+    /// # Panics
+    /// There is no sample.
+    pub fn of(row: Row, samples: &[&Sample]) -> Self {
         let of = |number: fn(&Sample) -> f64| {
             quartiles(samples.iter().map(|sample| number(sample)).collect())
         };

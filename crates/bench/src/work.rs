@@ -138,21 +138,24 @@ pub(crate) fn window(size: u32) -> usize {
 
 /// The result of one burst of one row of the table, both ends together.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) seconds: f64,
-    pub(crate) bytes: u64,
-    pub(crate) messages: u64,
+pub struct Sample {
+    /// Duration of the burst in seconds.
+    pub seconds: f64,
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// Messages that were moved.
+    pub messages: u64,
     /// CPU time of both ends in seconds; `None` where the system does not report it.
-    pub(crate) cpu: Option<f64>,
+    pub cpu: Option<f64>,
     /// Each round trip in nanoseconds.
-    pub(crate) round_trips: Vec<u64>,
+    pub round_trips: Vec<u64>,
     /// Round trip of a cache line between the two cores, before and after the burst.
     pub(crate) between_cores: Option<(Duration, Duration)>,
 }
 
 impl Sample {
-    /// Creates the sample of another program, which reports these three numbers.
-    pub(crate) const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
+    /// Creates a sample of these three numbers, as another program reports them.
+    pub const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
         Self {
             seconds,
             bytes,

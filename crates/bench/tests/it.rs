@@ -3,8 +3,8 @@
 use std::{net::TcpStream, sync::atomic::AtomicBool, time::Duration};
 
 use smbdirect_bench::{
-    Choice, Cores, Effort, EndSettings, Load, Means, Near, Operation, Placement, Programs, Smb,
-    Subject, Summary, measure, measure_loads, start_far_thread,
+    Choice, Cores, Effort, EndSettings, Load, Means, Near, Operation, Placement, Smb, Subject,
+    Summary, measure, measure_loads, start_far_thread,
 };
 use smbdirect_transport::Kind;
 
@@ -30,7 +30,6 @@ fn choice(over: Kind, subjects: &[Subject], size: u32) -> Choice {
         with_loads: false,
         placement: Placement::Free,
         alone: false,
-        rows: None,
     }
 }
 
@@ -59,17 +58,9 @@ fn measured(choice: &Choice) -> Summary {
         time: Duration::from_millis(2),
         most: Duration::from_secs(20),
     };
-    let programs = Programs::new(Cores::allowed(), false, None);
     let stop = AtomicBool::new(false);
     let rows = choice.rows();
-    let measured = measure(
-        &mut ends(),
-        &programs,
-        &rows,
-        effort,
-        &stop,
-        &mut |_, _, _| (),
-    );
+    let measured = measure(&mut ends(), None, &rows, effort, &stop, &mut |_, _, _| ());
     let summary = measured.unwrap().summarise();
     assert_eq!(summary.results.len(), rows.len());
     for result in &summary.results {

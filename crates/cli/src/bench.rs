@@ -23,8 +23,8 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_bench::{
-    Choice, Cores, Measured, Placement, Programs, Subject, load_average, measure_active,
-    measure_idle, measure_loads,
+    Choice, Cores, Measured, Placement, Subject, load_average, measure_active, measure_idle,
+    measure_loads,
 };
 use tokio::sync::oneshot;
 
@@ -34,7 +34,7 @@ pub(crate) use options::Bench;
 
 /// How long a default run may measure.
 const DEFAULT_TOTAL: Duration = Duration::from_secs(20);
-/// How long a run with --full or --rows may measure.
+/// How long a run with --full may measure.
 const FULL_TOTAL: Duration = Duration::from_secs(400);
 
 impl Bench {
@@ -85,24 +85,8 @@ impl Bench {
         let setting = self.setting(cores, adapters);
         let mut far = serve::Far::start(self, &setting)?;
         let mut near = far.near(setting)?;
-        let pinned = choice.placement == Placement::TwoCores;
-        let programs = Programs::new(cores.clone(), pinned, self.used_congestion_control());
-        let mut rows = choice.rows();
+        let rows = choice.rows();
         let mut measured = Measured::default();
-        if self.compare {
-            let (others, missing) = programs.rows(&choice.sizes);
-            rows.extend(others);
-            for why in missing {
-                output::skipped(&report, "a comparison", &why);
-            }
-        }
-        rows.retain(|row| match programs.obstacle(row) {
-            Some(why) => {
-                output::skipped(&report, &row.name(), &why);
-                false
-            }
-            None => true,
-        });
         output::print_head(self, &report, choice);
         let connections = choice.subjects.contains(&Subject::Connections);
         let idle_and_active = connections && !choice.with_loads;
@@ -111,19 +95,12 @@ impl Bench {
             connections::print_idle(&report, &idle);
         }
         if !rows.is_empty() {
-            let total = if self.full || choice.rows.is_some() {
-                FULL_TOTAL
-            } else {
-                DEFAULT_TOTAL
-            };
+            let total = if self.full { FULL_TOTAL } else { DEFAULT_TOTAL };
             let effort = self.effort(rows.len(), total);
-            measured = output::measure_rows(&report, &mut near, &programs, &rows, effort, stop)?;
+            measured = output::measure_rows(&report, &mut near, &rows, effort, stop)?;
         }
         let summary = measured.summarise();
         table::print(&report, &summary);
-        for (row, why) in &measured.failed {
-            output::skipped(&report, &row.name(), why);
-        }
         if idle_and_active
             && !measured.interrupted
             && let Some(active) = measure_active(&mut near, choice, self.time, stop)?

@@ -2,68 +2,15 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use smbdirect_bench::{Active, GIB, Idle, Load, Operation, Placement, Range, Row, RowResult};
 
-use super::rows::{
-    self, LARGE_SEGMENT, ONE_SEGMENT, Placement, RATE_BYTES, Row, SIZES, SMALL_SEGMENT,
-};
-
-/// The figures of one row.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Result {
-    #[serde(flatten)]
-    row: Row,
-    gib_per_second: f64,
-    messages_per_second: f64,
-    cpu_seconds_per_gib: Option<f64>,
-    latency: Option<Latency>,
-}
-
-/// The duration of round trips.
-#[derive(Clone, Debug, Deserialize)]
-struct Latency {
-    median_seconds: f64,
-    p99_seconds: Option<f64>,
-}
-
-/// The memory of idle connections.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Idle {
-    connections: u32,
-    /// Resident bytes of each end, without the receives that its credits need.
-    beyond_credits: f64,
-}
-
-/// How active connections share two ends.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Active {
-    connections: u32,
-    fastest_to_slowest: f64,
-    together_to_one: f64,
-}
-
-/// The comparison with plain TCP of connections that move data, and of requests that run at the same time.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Load {
-    kind: String,
-    size: u32,
-    /// Operations of the slowest connection divided by those of the fastest.
-    least_to_most: Range,
-    /// Ratios to plain TCP; `None` for plain TCP itself.
-    rate_to_tcp: Option<Range>,
-    p99_to_tcp: Option<Range>,
-}
-
-/// The figures of several rounds.
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Range {
-    median: f64,
-}
+use super::rows::{self, LARGE_SEGMENT, ONE_SEGMENT, RATE_BYTES, SIZES, SMALL_SEGMENT};
 
 /// Everything that was measured.
 #[derive(Debug, Default)]
 pub(super) struct Results {
-    pub(super) rows: Vec<Result>,
+    pub(super) rows: Vec<RowResult>,
     pub(super) idle: Option<Idle>,
     pub(super) active: Option<Active>,
     /// One load after the other, each with several numbers of connections.
@@ -186,22 +133,22 @@ pub(super) fn judge(results: &Results) -> Vec<Goal> {
 }
 
 impl Results {
-    fn of(&self, row: &Row) -> Option<&Result> {
-        self.rows.iter().find(|result| result.row.key() == *row)
+    fn of(&self, row: &Row) -> Option<&RowResult> {
+        self.rows.iter().find(|result| result.row == *row)
     }
 
     /// Returns the rate of a row in GiB per second.
     fn rate(&self, row: &Row) -> Option<f64> {
-        self.of(row).map(|result| result.gib_per_second)
+        self.of(row).map(|result| result.rate[1] / GIB)
     }
 
     /// Returns the rate of a row in millions of messages per second.
     fn millions(&self, row: &Row) -> Option<f64> {
-        self.of(row).map(|result| result.messages_per_second / 1e6)
+        self.of(row).map(|result| result.messages / 1e6)
     }
 
     fn cpu(&self, row: &Row) -> Option<f64> {
-        self.of(row)?.cpu_seconds_per_gib
+        self.of(row)?.cpu
     }
 
     /// Returns the lower rate of the two rows that `row` makes for [`SIZES`].
@@ -248,7 +195,8 @@ impl Results {
 
     fn rdma_goals(&self) -> Vec<Goal> {
         let (two, one) = (Placement::TwoCores, Placement::SameCore);
-        let write = |crc, size, placement| self.rate(&rows::rdma("write", crc, size, placement));
+        let write =
+            |crc, size, placement| self.rate(&rows::rdma(Operation::Write, crc, size, placement));
         let tcp = |size, placement| self.rate(&rows::tcp(size, placement));
         let mut goals = vec![Goal::at_least(
             "Write 64 KiB, 16 outstanding, CRC, two cores / TCP, writes of 64 KiB",
@@ -273,7 +221,7 @@ impl Results {
             ));
         }
         for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
-            let read = self.rate(&rows::rdma("read", true, size, two));
+            let read = self.rate(&rows::rdma(Operation::Read, true, size, two));
             goals.push(Goal::at_least(
                 format!("Read {name}, 16 outstanding, two cores / our Write"),
                 ratio(read, self.rate(&rows::write_apart(size))),
@@ -297,7 +245,7 @@ impl Results {
         // The goal is three times UCX 1.22, which was 10 GiB/s on the machine that it was set on.
         let segments = self.rate(&rows::in_process(ONE_SEGMENT));
         let channel = stretch(self.rate(&rows::channel(ONE_SEGMENT)));
-        let in_process = match self.rate(&rows::ucx_memory()) {
+        let in_process = match self.rate(&rows::ucx()) {
             Some(ucx) => Goal::at_least(
                 "in process: full 8136 B segments, batched / UCX, shared memory",
                 segments.map(|ours| ours / ucx),
@@ -349,7 +297,7 @@ impl Results {
             ),
             (
                 "Write 64 KiB",
-                [true, false].map(|crc| rows::rdma("write", crc, SIZES[0], one)),
+                [true, false].map(|crc| rows::rdma(Operation::Write, crc, SIZES[0], one)),
             ),
         ] {
             let [with, without] = rows.map(|row| self.cpu(&row));
@@ -364,12 +312,10 @@ impl Results {
     }
 
     fn latency_goals(&self) -> Vec<Goal> {
-        let trips = |row: Row| self.of(&row)?.latency.as_ref();
+        let trips = |row: Row| self.of(&row)?.round_trips.as_ref();
         let pair = |busy| trips(rows::echo(busy)).zip(trips(rows::tcp_echo(busy)));
-        let median =
-            |busy| pair(busy).map(|(ours, theirs)| ours.median_seconds / theirs.median_seconds);
-        let p99 =
-            pair(false).and_then(|(ours, theirs)| ratio(ours.p99_seconds, theirs.p99_seconds));
+        let median = |busy| pair(busy).map(|(ours, theirs)| ours.median / theirs.median);
+        let p99 = pair(false).and_then(|(ours, theirs)| ratio(ours.p99, theirs.p99));
         [
             (
                 "64 B echo, sleeping, median / TCP",
@@ -464,25 +410,30 @@ fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use smbdirect_bench::Sample;
+
     use super::*;
 
     /// Returns results in which every row has the same rate, CPU time and round trips.
     fn alike(two_cores: bool) -> Results {
-        let result = |row: Row| Result {
-            row,
-            gib_per_second: 1.0,
-            messages_per_second: 1e6,
-            cpu_seconds_per_gib: Some(1.0),
-            latency: Some(Latency {
-                median_seconds: 1e-6,
-                p99_seconds: Some(2e-6),
-            }),
+        let mut sample = Sample::reported(1.0, 1 << 30, 1_000_000);
+        sample.cpu = Some(1.0);
+        sample.round_trips = vec![1000, 2000];
+        let range = |median| Range {
+            median,
+            least: median,
+            most: median,
         };
         Results {
-            rows: rows::all(two_cores).into_iter().map(result).collect(),
+            rows: rows::all(two_cores)
+                .into_iter()
+                .map(|row| RowResult::of(row, &[&sample]))
+                .collect(),
             idle: Some(Idle {
                 connections: 1000,
-                beyond_credits: 65536.0,
+                bytes_each: 131_072.0,
+                credit_bytes: 65_536,
+                beyond_credits: 65_536.0,
             }),
             active: Some(Active {
                 connections: 64,
@@ -491,11 +442,20 @@ mod tests {
             }),
             loads: ["write", "read", "send"]
                 .map(|kind| Load {
-                    kind: kind.into(),
+                    kind,
+                    means: "smbdirect",
                     size: if kind == "send" { 4 << 10 } else { 64 << 10 },
-                    least_to_most: Range { median: 0.9 },
-                    rate_to_tcp: Some(Range { median: 1.1 }),
-                    p99_to_tcp: Some(Range { median: 1.2 }),
+                    connections: 64,
+                    gib_per_second: range(1.0),
+                    cpu_seconds_per_gib: None,
+                    least_to_most: range(0.9),
+                    requests: 1,
+                    p50_seconds: 1e-3,
+                    p99_seconds: 1e-3,
+                    p999_seconds: 1e-3,
+                    rate_to_tcp: Some(range(1.1)),
+                    p99_to_tcp: Some(range(1.2)),
+                    rounds: 1,
                 })
                 .into(),
         }
@@ -553,26 +513,5 @@ mod tests {
             let goal = Goal::new("work", Some(measured), " x", at_least, figures);
             assert_eq!([goal.ok, goal.stretch_ok], expected.map(Some), "{goal}");
         }
-    }
-
-    #[test]
-    fn the_event_of_a_row_is_read() {
-        let event = serde_json::json!({
-            "event": "row", "name": "Send, 1364 B segments, CRC", "kind": "send",
-            "means": "smbdirect", "transport": "iwarp", "size": 65536, "segment": 1364, "crc": true,
-            "outstanding": null, "both": false, "busy_poll": false, "connections": 1,
-            "placement": "two-cores", "gib_per_second": 2.5, "gib_per_second_p25": 2.4,
-            "gib_per_second_p75": 2.6, "cpu_seconds_per_gib": 0.4, "messages_per_second": 40960.0,
-            "ratio_to_tcp": null, "ratio_to_tcp_batched": null, "latency": null, "samples": 5,
-            "usual_distance": true,
-        });
-        let result: Result = serde_json::from_value(event).unwrap();
-        let row = rows::send(SMALL_SEGMENT, true, SIZES[0], Placement::TwoCores);
-        assert_eq!(result.row.key(), row);
-        let results = Results {
-            rows: vec![result],
-            ..Results::default()
-        };
-        assert_eq!(results.rate(&row), Some(2.5));
     }
 }

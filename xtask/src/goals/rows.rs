@@ -1,6 +1,7 @@
-//! The rows that the goals compare, in the form of `smbdirect bench --rows`.
+//! The rows that the goals compare.
 
-use serde::{Deserialize, Serialize};
+use smbdirect_bench::{Means, Operation, Placement, Program, Row, Smb, Work};
+use smbdirect_transport::Kind;
 
 /// Segment size in bytes that Windows and Linux use by default.
 pub(super) const SMALL_SEGMENT: u32 = 1364;
@@ -13,155 +14,109 @@ pub(super) const RATE_BYTES: u32 = 64;
 /// Message sizes in bytes; for Sends the lower rate of the two counts.
 pub(super) const SIZES: [u32; 2] = [64 << 10, 1 << 20];
 /// RDMA operations outstanding.
-const OUTSTANDING: u32 = 16;
+pub(super) const OUTSTANDING: u32 = 16;
 
-/// The place where the two ends run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Placement {
-    TwoCores,
-    SameCore,
-    Free,
+/// Returns the settings of an SMB Direct connection, which otherwise are those of the bench.
+pub(super) fn smb(over: Kind, segment: u32, crc: bool) -> Smb {
+    let config = smbdirect::Config::default();
+    Smb {
+        over,
+        crc,
+        segment,
+        send_credit_target: config.send_credit_target,
+        receive_credit_max: config.receive_credit_max,
+        max_read_write_size: config.max_read_write_size,
+    }
 }
 
-/// One row: some of the keys of the event `row` of `smbdirect bench --json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Row {
-    pub(super) kind: String,
-    pub(super) means: Option<String>,
-    pub(super) size: u32,
-    pub(super) transport: Option<String>,
-    pub(super) segment: Option<u32>,
-    pub(super) crc: Option<bool>,
-    pub(super) outstanding: Option<u32>,
-    pub(super) busy_poll: bool,
-    pub(super) placement: Option<Placement>,
-    /// Set for programs only; the other keys identify the other measurements.
-    #[serde(default)]
-    pub(super) name: String,
+fn work(means: Means, kind: Operation, size: u32, placement: Placement) -> Work {
+    Work {
+        means,
+        kind,
+        size,
+        outstanding: 0,
+        both: false,
+        busy: false,
+        connections: 1,
+        placement,
+    }
 }
 
-impl Row {
-    fn new(kind: &str, means: &str, size: u32, placement: Placement) -> Self {
-        Self {
-            kind: kind.into(),
-            means: Some(means.into()),
-            size,
-            transport: None,
-            segment: None,
-            crc: None,
-            outstanding: None,
-            busy_poll: false,
-            placement: Some(placement),
-            name: String::new(),
-        }
-    }
-
-    /// SMB Direct over iWARP.
-    fn iwarp(self, segment: u32, crc: bool) -> Self {
-        Self {
-            transport: Some("iwarp".into()),
-            segment: Some(segment),
-            crc: Some(crc),
-            ..self
-        }
-    }
-
-    /// Returns the row without the name, unless it is that of a program.
-    pub(super) fn key(&self) -> Self {
-        let name = match self.kind.as_str() {
-            "program" => self.name.clone(),
-            _ => String::new(),
-        };
-        Self {
-            name,
-            ..self.clone()
-        }
-    }
+fn iwarp(segment: u32, crc: bool) -> Means {
+    Means::SmbDirect(smb(Kind::Iwarp, segment, crc))
 }
 
 /// Messages by Sends.
 pub(super) fn send(segment: u32, crc: bool, size: u32, placement: Placement) -> Row {
-    Row::new("send", "smbdirect", size, placement).iwarp(segment, crc)
+    let means = iwarp(segment, crc);
+    Row::Work(work(means, Operation::Send, size, placement))
 }
 
 /// 64-byte messages, several per call.
 pub(super) fn rate(placement: Placement) -> Row {
-    Row::new("send", "smbdirect-batched", RATE_BYTES, placement).iwarp(LARGE_SEGMENT, true)
+    let means = iwarp(LARGE_SEGMENT, true);
+    Row::Work(work(means, Operation::Batch, RATE_BYTES, placement))
 }
 
-/// RDMA operations: `write` or `read`.
-pub(super) fn rdma(kind: &str, crc: bool, size: u32, placement: Placement) -> Row {
-    Row {
-        outstanding: Some(OUTSTANDING),
-        ..Row::new(kind, "smbdirect", size, placement).iwarp(LARGE_SEGMENT, crc)
-    }
+/// RDMA operations.
+pub(super) fn rdma(kind: Operation, crc: bool, size: u32, placement: Placement) -> Row {
+    Row::Work(Work {
+        outstanding: OUTSTANDING,
+        ..work(iwarp(LARGE_SEGMENT, crc), kind, size, placement)
+    })
 }
 
 /// RDMA Writes that each have their own place in the memory of the peer.
 pub(super) fn write_apart(size: u32) -> Row {
-    Row {
-        means: Some("smbdirect-apart".into()),
-        ..rdma("write", true, size, Placement::TwoCores)
-    }
+    rdma(Operation::WriteApart, true, size, Placement::TwoCores)
 }
 
 /// Plain TCP, one write per message.
 pub(super) fn tcp(size: u32, placement: Placement) -> Row {
-    Row::new("send", "tcp", size, placement)
+    Row::Work(work(Means::Tcp, Operation::Send, size, placement))
 }
 
 /// tokio frames with the size of a small segment.
 pub(super) fn frames() -> Row {
-    Row::new("send", "frames", SMALL_SEGMENT, Placement::TwoCores)
+    let two = Placement::TwoCores;
+    Row::Work(work(Means::Frames, Operation::Send, SMALL_SEGMENT, two))
 }
 
 /// Round trips of SMB Direct.
-pub(super) fn echo(busy_poll: bool) -> Row {
-    let row = Row::new("echo", "smbdirect", RATE_BYTES, Placement::TwoCores);
-    Row {
-        busy_poll,
-        ..row.iwarp(LARGE_SEGMENT, true)
-    }
+pub(super) fn echo(busy: bool) -> Row {
+    round_trip(iwarp(LARGE_SEGMENT, true), busy)
 }
 
 /// Round trips of plain TCP.
-pub(super) fn tcp_echo(busy_poll: bool) -> Row {
-    let row = Row::new("echo", "tcp", RATE_BYTES, Placement::TwoCores);
-    Row { busy_poll, ..row }
+pub(super) fn tcp_echo(busy: bool) -> Row {
+    round_trip(Means::Tcp, busy)
+}
+
+fn round_trip(means: Means, busy: bool) -> Row {
+    let work = work(means, Operation::Echo, RATE_BYTES, Placement::TwoCores);
+    Row::Work(Work { busy, ..work })
 }
 
 /// Messages over the in-process provider, several per call.
 pub(super) fn in_process(size: u32) -> Row {
-    Row {
-        transport: Some("loopback".into()),
-        segment: Some(LARGE_SEGMENT),
-        crc: Some(false),
-        ..Row::new("send", "smbdirect-batched", size, Placement::TwoCores)
-    }
+    let means = Means::SmbDirect(smb(Kind::Loopback, LARGE_SEGMENT, false));
+    Row::Work(work(means, Operation::Batch, size, Placement::TwoCores))
 }
 
 /// Pooled buffers through a channel between threads, copied in and out.
 pub(super) fn channel(size: u32) -> Row {
-    Row::new("send", "channel", size, Placement::TwoCores)
+    let two = Placement::TwoCores;
+    Row::Work(work(Means::Channel, Operation::Send, size, two))
 }
 
 /// iperf3 with messages of 1 MiB.
 pub(super) fn iperf3() -> Row {
-    program("iperf3 -l SIZE", SIZES[1])
+    Row::Program(Program::Iperf3, SIZES[1])
 }
 
 /// UCX over shared memory with messages of 8 KiB.
-pub(super) fn ucx_memory() -> Row {
-    program("ucx_perftest -t tag_bw, shared memory", 8 << 10)
-}
-
-fn program(name: &str, size: u32) -> Row {
-    Row {
-        means: None,
-        name: name.into(),
-        ..Row::new("program", "", size, Placement::TwoCores)
-    }
+pub(super) fn ucx() -> Row {
+    Row::Program(Program::Ucx, 8 << 10)
 }
 
 /// Returns the rows of all goals that can be measured with two cores, or with one.
@@ -171,21 +126,21 @@ pub(super) fn all(two_cores: bool) -> Vec<Row> {
     rows.extend([SMALL_SEGMENT, 8 << 10, SIZES[1]].map(|size| tcp(size, one)));
     // CPU time without CRC.
     rows.extend([SMALL_SEGMENT, LARGE_SEGMENT].map(|segment| send(segment, false, SIZES[0], one)));
-    rows.push(rdma("write", false, SIZES[0], one));
+    rows.push(rdma(Operation::Write, false, SIZES[0], one));
     if two_cores {
         let two = Placement::TwoCores;
         rows.extend(of_placement(two));
         rows.extend([RATE_BYTES, SMALL_SEGMENT, 8 << 10, SIZES[0]].map(|size| tcp(size, two)));
         rows.extend(SIZES.map(write_apart));
-        rows.extend(SIZES.map(|size| rdma("read", true, size, two)));
+        rows.extend(SIZES.map(|size| rdma(Operation::Read, true, size, two)));
         rows.push(frames());
-        for busy_poll in [false, true] {
-            rows.extend([echo(busy_poll), tcp_echo(busy_poll)]);
+        for busy in [false, true] {
+            rows.extend([echo(busy), tcp_echo(busy)]);
         }
         for size in [ONE_SEGMENT, RATE_BYTES] {
             rows.extend([in_process(size), channel(size)]);
         }
-        rows.extend([iperf3(), ucx_memory()]);
+        rows.extend([iperf3(), ucx()]);
     }
     rows
 }
@@ -196,8 +151,8 @@ fn of_placement(placement: Placement) -> Vec<Row> {
     for segment in [SMALL_SEGMENT, LARGE_SEGMENT] {
         rows.extend(SIZES.map(|size| send(segment, true, size, placement)));
     }
-    rows.push(rdma("write", true, SIZES[0], placement));
-    rows.extend([true, false].map(|crc| rdma("write", crc, SIZES[1], placement)));
+    rows.push(rdma(Operation::Write, true, SIZES[0], placement));
+    rows.extend([true, false].map(|crc| rdma(Operation::Write, crc, SIZES[1], placement)));
     rows.push(rate(placement));
     rows
 }

@@ -75,7 +75,7 @@ impl Range {
 }
 
 /// The result of one load.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename = "load")]
 pub struct Load {
     /// `write`, `read` or `send`.

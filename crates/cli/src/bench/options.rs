@@ -1,11 +1,6 @@
 //! The options of `smbdirect bench`, and what they choose to measure.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -15,8 +10,8 @@ use smbdirect::{
 };
 
 use smbdirect_bench::{
-    Awake, Choice, Cores, Effort, EndSettings, MAX_MESSAGE_BYTES, Placement, Row, Smb, Subject,
-    check_congestion_control, congestion_control, parse_rows, time_of_a_burst,
+    Awake, Choice, Cores, Effort, EndSettings, MAX_MESSAGE_BYTES, Placement, Smb, Subject,
+    check_congestion_control, congestion_control, time_of_a_burst,
 };
 use smbdirect_transport::Kind;
 
@@ -43,7 +38,7 @@ pub(crate) struct Bench {
     pub(super) address: Option<Address>,
 
     /// Serve as the other end for a bench that runs elsewhere
-    #[arg(long, conflicts_with_all = ["what", "full", "rows", "compare", "svg"])]
+    #[arg(long, conflicts_with_all = ["what", "full", "svg"])]
     pub(super) serve: bool,
 
     /// With --serve, end after the first bench
@@ -115,16 +110,6 @@ pub(crate) struct Bench {
     #[arg(long, conflicts_with_all = ["sizes", "both"])]
     pub(super) full: bool,
 
-    /// Measure the rows of FILE, one object per line, with the keys of --json
-    #[arg(long, hide = true, value_name = "FILE", conflicts_with_all = ["sizes", "segment", "outstanding", "both", "full", "connections", "busy_poll", "alone"])]
-    pub(super) rows: Option<PathBuf>,
-
-    /// Also run iperf3 and others, if they are installed
-    ///
-    /// The others are ucx_perftest and fi_pingpong
-    #[arg(long)]
-    pub(super) compare: bool,
-
     /// Draw the rates by size to FILE as SVG
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
@@ -166,7 +151,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    least_to_most, requests, p50_seconds, p99_seconds, p999_seconds, rate_to_tcp, p99_to_tcp,
    rounds}, where a range is {median, least, most}
   {\"event\":\"load_memory\", connections, bytes_each}
-  {\"event\":\"skipped\", what, why}
   {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
    load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
 
@@ -185,7 +169,7 @@ impl Bench {
         self.check_congestion_control()?;
         let placement = self.placement(cores)?;
         self.check_sleep(placement)?;
-        let mut choice = Choice {
+        Ok(Choice {
             smb: Smb {
                 over,
                 crc: true,
@@ -215,12 +199,7 @@ impl Bench {
             with_loads: !self.connections.is_empty(),
             placement,
             alone: self.alone,
-            rows: None,
-        };
-        if let Some(path) = &self.rows {
-            choice.rows = Some(read_rows(path, &choice)?);
-        }
-        Ok(choice)
+        })
     }
 
     /// Checks that the transport reaches the other end.
@@ -229,11 +208,6 @@ impl Bench {
             return Err(usage(
                 "--transport verbs needs ADDR: an address of an adapter, where \
                  `smbdirect bench --serve --transport verbs` runs, on this machine or another",
-            ));
-        }
-        if matches!(over, Kind::Roce | Kind::Verbs) && self.compare {
-            return Err(usage(
-                "--compare works only with iWARP on this machine; omit --transport",
             ));
         }
         if over == Kind::Loopback && (self.address.is_some() || self.processes > 1) {
@@ -435,13 +409,6 @@ impl Bench {
         let chosen = self.congestion_control.clone();
         chosen.or_else(congestion_control)
     }
-}
-
-/// Reads the rows of a file.
-fn read_rows(path: &Path, choice: &Choice) -> Result<Vec<Row>> {
-    let name = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    parse_rows(&text, choice).map_err(|why| usage(format!("{name}: {why}")))
 }
 
 /// A value of --what.

@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use smbdirect_bench::{
-    Choice, Cores, Effort, Measured, Near, Placement, Programs, Row, Summary, load_average, measure,
+    Choice, Cores, Effort, Measured, Near, Placement, Row, Summary, load_average, measure,
 };
 
 use super::{options::Bench, table};
@@ -16,11 +16,7 @@ use crate::report::{self, Report};
 /// The events other than rows.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Event<'a> {
-    Skipped {
-        what: &'a str,
-        why: &'a str,
-    },
+enum Event {
     Summary {
         rows: usize,
         samples: usize,
@@ -66,14 +62,13 @@ pub(super) fn print_head(bench: &Bench, report: &Report, choice: &Choice) {
 pub(super) fn measure_rows(
     report: &Report,
     near: &mut Near,
-    programs: &Programs,
     rows: &[Row],
     effort: Effort,
     stop: &AtomicBool,
 ) -> Result<Measured> {
     let bar = report.steps(rows.len() as u64);
     let mut progress = |done, all, row: &str| show(&bar, done, all, row);
-    let measured = measure(near, programs, rows, effort, stop, &mut progress);
+    let measured = measure(near, None, rows, effort, stop, &mut progress);
     bar.finish_and_clear();
     measured
 }
@@ -162,10 +157,4 @@ fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
         noise.push(format!("load {before:.1} before, {after:.1} after"));
     }
     noise
-}
-
-/// Reports a requested measurement that was not made.
-pub(super) fn skipped(report: &Report, what: &str, why: &str) {
-    report.line(report.style.dim(&format!("skipped: {what}: {why}")));
-    report.event(&Event::Skipped { what, why });
 }

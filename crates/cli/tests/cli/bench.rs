@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::support::{Done, STEP_TIMEOUT, command, listening, run, start};
 
@@ -269,73 +269,10 @@ fn signal_ends_with_partial_results() {
 }
 
 #[test]
-fn programs_that_are_not_installed_are_named() {
-    let mut without = command(&[
-        "bench",
-        "--json",
-        "--compare",
-        "--alone",
-        "--what",
-        "rate",
-        "--rounds",
-        "1",
-        "--time",
-        "0.002",
-    ]);
-    without.env("PATH", "");
-    let done = crate::support::Running::new(without).finish().succeeded();
-    let events = done.json();
-    let skipped: Vec<_> = events
-        .iter()
-        .filter(|event| event["event"] == "skipped")
-        .map(|event| event["why"].as_str().unwrap())
-        .collect();
-    assert_eq!(skipped.len(), 3);
-    for package in ["iperf3", "ucx-utils", "libfabric-bin"] {
-        assert!(skipped.iter().any(|why| why.contains(package)), "{package}");
-    }
-}
-
-#[test]
-fn rows_of_a_file_are_measured_as_they_are() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rows");
-    let wanted = [
-        json!({"kind": "send", "means": "smbdirect-batched", "transport": "iwarp", "size": 64,
-            "segment": 1364, "crc": false, "placement": "free"}),
-        json!({"kind": "write", "means": "smbdirect-apart", "transport": "iwarp", "size": 65536,
-            "segment": 8136, "crc": true, "outstanding": 3, "placement": "free"}),
-        json!({"kind": "send", "means": "channel", "size": 1024, "placement": "free"}),
-        json!({"kind": "echo", "means": "tcp", "size": 64, "placement": "free"}),
-    ];
-    let lines: Vec<_> = wanted.iter().map(Value::to_string).collect();
-    fs::write(&path, lines.join("\n")).unwrap();
-    let path = path.to_str().unwrap();
-    let done = quick(&["--rows", path, "--what", "connections"]).succeeded();
-    let measured = rows(&done);
-    assert_eq!(measured.len(), wanted.len());
-    for wanted in wanted {
-        let keys = wanted.as_object().unwrap();
-        let is_wanted = |row: &&Value| keys.iter().all(|(key, value)| row[key] == *value);
-        assert_eq!(measured.iter().filter(is_wanted).count(), 1, "{wanted}");
-    }
-    let has = |kind: &str| done.json().iter().any(|event| event["event"] == kind);
-    assert!(has("active_connections"));
-    // Only Linux reports the memory of a process in a way that the command reads.
-    assert_eq!(has("idle_connections"), cfg!(target_os = "linux"));
-
-    fs::write(path, "{\"size\": 1}").unwrap();
-    let failed = run(&["bench", "--rows", path]);
-    failed.failed(2, "line 1: \"\" does not do \"\"").one_line();
-}
-
-#[test]
 fn over_adapters_the_other_end_is_named() {
     run(&["bench", "--transport", "verbs"])
         .failed(2, "--transport verbs needs ADDR")
         .one_line();
-    run(&["bench", "--transport", "verbs", "127.0.0.1", "--compare"])
-        .failed(2, "--compare works only with iWARP on this machine");
     // Without --transport verbs no adapters are used.
     let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
     let mut stream = TcpStream::connect(&serving.address).unwrap();

@@ -53,7 +53,6 @@ fn usage_errors_have_status_2() {
         (&["bench", "localhost:0"], "port 0 cannot be connected to"),
         (&["bench", ":5446"], "has no host"),
         (&["bench", "--once"], "--serve"),
-        (&["bench", "--serve", "--compare"], "cannot be used with"),
         (&["bench", "--full", "--sizes", "64"], "cannot be used with"),
         (
             &["bench", "--congestion-control", "telepathy"],
