@@ -261,7 +261,7 @@ impl Incoming {
         Span::current().record("local", field::display(connected.local_addr));
         engine.handle_connected(connected.limits);
         //= SMBD-3.1.7.2-07
-        let negotiating = Connection::negotiate(engine, connected, &config);
+        let negotiating = Connection::negotiate(engine, connected);
         negotiating.await.map_err(AcceptError::Negotiation)
     }
 }

@@ -133,7 +133,7 @@ impl Connection {
             span.record("local", field::display(connected.local_addr));
             engine.handle_connected(limits(provider, &connected)?);
             //= SMBD-3.1.4.1-10
-            Ok(Self::negotiate(engine, connected, config).await?)
+            Ok(Self::negotiate(engine, connected).await?)
         };
         connecting.instrument(span.clone()).await
     }
@@ -146,7 +146,6 @@ impl Connection {
     pub(crate) async fn negotiate(
         engine: engine::Connection,
         connected: Connected,
-        config: &Config,
     ) -> Result<Self, ConnectionError> {
         let (local_addr, peer_addr) = (connected.local_addr, connected.peer_addr);
         #[cfg(feature = "metrics")]
@@ -155,7 +154,7 @@ impl Connection {
         } else {
             metrics::Role::Passive
         };
-        let shared = Shared::new(engine, connected, config);
+        let shared = Shared::new(engine, connected);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
         let negotiated = shared

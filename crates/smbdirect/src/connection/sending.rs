@@ -36,7 +36,8 @@ impl Connection {
     /// Messages wait in memory for the peer's credits. To bound that memory, await the future, or use
     /// [`ready`](Self::ready) and [`try_send`](Self::try_send). If a message waits for
     /// [`credit_grant_timeout`](crate::Settings::credit_grant_timeout) and the peer grants none, the connection
-    /// ends, as Windows does. A caller of `ready` or `try_send` queues no message, so it can wait longer.
+    /// ends, as Windows does. A message that is sent after `ready`, or by `try_send`, does not wait to begin, so
+    /// a program that sends in this way waits for a slow receiver and keeps the connection.
     ///
     /// The payload is dropped under the lock of the connection: a destructor of its memory
     /// ([`Bytes::from_owner`](bytes::Bytes::from_owner)) that calls the connection deadlocks, and one that panics
@@ -181,7 +182,7 @@ impl Connection {
             .with(|state| self.submit(state, message, invalidate, response_requested))
     }
 
-    /// Sends a message if it can start immediately.
+    /// Sends a message if it can begin immediately.
     ///
     /// ```
     /// # use smbdirect::{Config, Connection, Listener, Loopback};
@@ -218,7 +219,12 @@ impl Connection {
         })
     }
 
-    /// Waits until a message can start immediately.
+    /// Waits until a message can begin immediately: this end has a credit, and a peer of this library grants the credits
+    /// for the rest of a message that has begun, whether its application receives or not. The documentation of
+    /// [`credit_grant_timeout`](crate::Settings::credit_grant_timeout) has what other peers do.
+    ///
+    /// If several tasks send on the connection, each of them calls [`try_send`](Self::try_send), and awaits `ready` when
+    /// it returns [`NotReady`](TrySendError::NotReady): another task can send between `ready` and `send`.
     ///
     /// ```
     /// # use smbdirect::{Config, Connection, Listener, Loopback};

@@ -51,7 +51,6 @@ impl State {
                     self.wakes.extend(waker.ok().flatten());
                 }
                 Event::Negotiated(negotiated) => {
-                    self.max_receive_size = negotiated.max_receive_size as usize;
                     self.negotiated = Some(negotiated);
                     self.wake(Condition::Negotiation);
                 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{clock::now, schedule::Flush, state::State, waiting::Condition};
-use crate::rdma::work::{Completion, Room, WorkRequest};
+use crate::rdma::work::{Completion, WorkRequest};
 
 /// Largest number of completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
@@ -181,7 +181,8 @@ impl State {
         if self.engine.is_idle() {
             return;
         }
-        let mut room = self.room();
+        self.engine.set_unread(self.inbox.cost());
+        let mut room = self.queue_pair.room();
         loop {
             let next = self.engine.poll_work(now, room);
             match &next {
@@ -209,26 +210,11 @@ impl State {
         }
         // Credits may arrive without a message, and the last queued message may leave. Neither is an
         // event of the engine.
-        if self.waiting.any(Condition::Ready) && self.engine.is_ready() {
-            self.wake(Condition::Ready);
-        }
+        self.wake_if_ready();
         self.wake(Condition::Release);
         let due = self.engine.poll_timeout();
         if due.is_some_and(|due| self.armed.is_none_or(|armed| due < armed)) || self.finished {
             self.wake_task();
-        }
-    }
-
-    /// Returns how much work may be posted: the room of the queue pair, with receives limited to the
-    /// part of the receive buffer that untaken messages leave free.
-    fn room(&self) -> Room {
-        let Room { sends, receives } = self.queue_pair.room();
-        let left = self.receive_buffer.saturating_sub(self.inbox.cost());
-        let posted = usize::from(self.engine.credits().receive_credits);
-        let affordable = (left / self.max_receive_size).saturating_sub(posted);
-        Room {
-            sends,
-            receives: receives.min(affordable),
         }
     }
 }

@@ -17,13 +17,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        engine: engine::Connection,
-        connected: Connected,
-        config: &engine::Config,
-    ) -> Arc<Self> {
+    pub(crate) fn new(engine: engine::Connection, connected: Connected) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State::new(engine, connected, config)),
+            state: Mutex::new(State::new(engine, connected)),
         })
     }
 

@@ -62,9 +62,6 @@ pub(crate) struct State {
     pub(super) schedule: Schedule,
     /// When the timer of the driver task fires.
     pub(super) armed: Option<Instant>,
-    /// Bytes that untaken messages and posted receives may occupy together.
-    pub(super) receive_buffer: usize,
-    pub(super) max_receive_size: usize,
     /// The engine wants receives for which untaken messages leave no room.
     pub(super) starved: bool,
     /// How long a receiving future busy-polls before it sleeps.
@@ -74,11 +71,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(super) fn new(
-        engine: engine::Connection,
-        connected: Connected,
-        config: &engine::Config,
-    ) -> Self {
+    pub(super) fn new(engine: engine::Connection, connected: Connected) -> Self {
         Self {
             engine,
             inbox: Inbox::new(connected.is_zero_copy),
@@ -99,8 +92,6 @@ impl State {
             wake_pending: false,
             schedule: Schedule::new(connected.poll_window),
             armed: None,
-            receive_buffer: config.receive_buffer(),
-            max_receive_size: config.max_receive_size as usize,
             starved: false,
             busy_poll: Duration::ZERO,
             #[cfg(feature = "metrics")]
@@ -296,6 +287,9 @@ impl State {
             } else {
                 self.drive(now());
             }
+        } else if self.waiting.any(Condition::Ready) {
+            self.engine.set_unread(self.inbox.cost());
+            self.wake_if_ready();
         }
     }
 
@@ -397,6 +391,13 @@ impl State {
     }
 
     // Wake-ups
+
+    /// Wakes the futures that wait until a message can begin, if it can.
+    pub(super) fn wake_if_ready(&mut self) {
+        if self.waiting.any(Condition::Ready) && self.engine.is_ready() {
+            self.wake(Condition::Ready);
+        }
+    }
 
     /// Wakes the futures that wait for `condition`, once the lock is released.
     #[inline]

@@ -118,7 +118,7 @@ fn established() -> (Arc<Shared>, Arc<Mutex<Lists>>) {
 fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) {
     let (config, script) = (Config::default(), Script::default());
     let lists = script.0.clone();
-    let mut engine = engine::Connection::active(config.clone(), now());
+    let mut engine = engine::Connection::active(config, now());
     let receive = engine.negotiate_receive().id();
     engine.handle_connected(LIMITS);
     let mut message = Vec::new();
@@ -144,7 +144,7 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
         local_addr: "192.0.2.2:1024".parse().unwrap(),
         private_data: Bytes::new(),
     };
-    let shared = Shared::new(engine, connected, &config);
+    let shared = Shared::new(engine, connected);
     shared.with(|state| state.drive(now()));
     lists.lock().unwrap().done.extend([Completion::Received {
         id: receive,

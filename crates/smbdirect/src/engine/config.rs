@@ -55,14 +55,20 @@ pub struct Settings {
     /// Send Credit Grant Timer of Windows: longest time that messages may wait without a send
     /// credit before the connection ends. With `None` only the keepalive ends it. The
     /// default is 5 s.
+    ///
+    /// A peer of this library grants the credits for a message that has begun even if its application receives nothing
+    /// (see [`receive_buffer`](Self::receive_buffer)), so only messages that have not begun wait for it. Linux, Windows
+    /// and other peers do not promise that: if one of them pauses for longer than this time in the middle of a message,
+    /// the connection ends. A longer time, or `None`, prevents that.
     pub credit_grant_timeout: Option<Duration>,
     /// Limit, in bytes, of the memory for messages that have arrived and wait for the application,
     /// and for messages that may still arrive on the granted credits. The default, `None`, means twice the memory
-    /// that the credits need plus four messages of the largest size. An incomplete message is not
-    /// part of this limit, and uses up to `max_fragmented_receive_size` more.
+    /// that the credits need plus four messages of the largest size. One message more, of up to
+    /// `max_fragmented_receive_size`, is not part of this limit: the message that is incomplete, or the message that was
+    /// incomplete when the limit was reached.
     ///
-    /// While the limit is reached, no credits are granted. Sending then stops as well, because this
-    /// end does not spend its last send credit on a message without a grant; see
+    /// While the limit is reached, no credits are granted, except for the rest of a message that has begun. Sending then
+    /// stops as well, because this end does not spend its last send credit on a message without a grant; see
     /// [`strict_last_credit`](Policy::strict_last_credit).
     pub receive_buffer: Option<usize>,
     /// Choices where the specification is silent or contradicts itself.

@@ -7,7 +7,8 @@
 //! * **B, inputs:** [`handle_connected`](Connection::handle_connected) once, then
 //!   [`handle_completion`](Connection::handle_completion),
 //!   [`postpone_deadlines`](Connection::postpone_deadlines) and
-//!   [`handle_timeout`](Connection::handle_timeout).
+//!   [`handle_timeout`](Connection::handle_timeout). An owner that keeps received messages for its application calls
+//!   [`set_unread`](Connection::set_unread).
 //! * **C, commands of the owner:** [`send`](Connection::send), [`read`](Connection::read),
 //!   [`write`](Connection::write), [`prompt`](Connection::prompt),
 //!   [`prompt_keepalive`](Connection::prompt_keepalive),
@@ -69,6 +70,8 @@ pub struct Connection {
     /// The first bytes of the message received next, if the provider delivers them separately.
     head: Inline,
     reassembly: Reassembly,
+    /// Bytes of received messages that the owner holds and that count against the receive buffer.
+    unread: usize,
     keepalive_requested: KeepaliveRequested,
     timers: TimerTable,
     transfers: TransferQueue,
@@ -184,6 +187,7 @@ impl Connection {
             send_immediate: false,
             head: Inline::new(),
             reassembly: Reassembly::default(),
+            unread: 0,
             keepalive_requested: KeepaliveRequested::None,
             timers,
             transfers: TransferQueue::default(),
@@ -232,14 +236,12 @@ impl Connection {
         self.stalls.credit()
     }
 
-    /// Returns whether the connection is open, no message is queued and this end has a send credit. A
-    /// message sent now then leaves immediately, unless that credit is the last one and this end has
-    /// no credit to grant with it.
+    /// Returns whether a message that is sent now begins immediately: the connection is open, no message is queued, and
+    /// this end has a send credit that it may spend. The last send credit can be spent if this end can grant a credit
+    /// with it. The credits for the rest of a message need not be there: the peer grants them when the message has begun.
     pub fn is_ready(&self) -> bool {
-        self.negotiated().is_some()
-            && !self.closing
-            && self.send_queue.is_empty()
-            && self.send_credits > 0
+        //= SMBD-3.1.5.1-15
+        !self.closing && self.send_queue.is_empty() && self.may_begin()
     }
 
     /// Returns whether a call of [`poll_work`](Self::poll_work) is certain to return nothing and to change

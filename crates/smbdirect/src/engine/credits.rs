@@ -4,6 +4,22 @@
 //! two: receives that have been granted to the peer as credits (`granted`), and receives that have
 //! not (`available`). Only `available` credits are ever granted, so every credit of the peer has a
 //! posted receive.
+//!
+//! # Whether the receive buffer allows a receive
+//!
+//! A receive is posted for one of two reasons, and the functions of integers in this module decide both:
+//!
+//! 1. **Ordinary**: the peer shall hold its target, and [`affordable_receives`] says that the receive buffer has room
+//!    for one more message of the largest size on every posted receive.
+//! 2. **Owed**: a message of the peer has begun, and [`owed_credits`] says that the rest needs more credits than there
+//!    are posted receives. The receive buffer does not matter.
+//!
+//! So a message that has begun always ends, however long the application of the receiver pauses, and the sender may
+//! begin a message with one credit. What is owed stays within `max_fragmented_receive_size`, because an owed credit
+//! cannot begin another message. Let `g` be the credits of the peer, and `r` the missing bytes of its message. Once
+//! `g <= owed(r)` holds within a message, it holds until the end of that message: a segment takes one from `g` and at
+//! most one from `owed(r)`, and a grant of owed receives sets `g` to `owed(r)` at most. At the end `owed(0)` is 0, so
+//! the next message begins with an ordinary credit.
 
 /// Number of grantable credits at which an empty message grants them, regardless of how many the
 /// peer still holds. A sender with a target of 255 then does not run out of credits while the
@@ -41,6 +57,55 @@ pub(super) struct ReceiveCredits {
     /// The last received message was empty and requested no response. Two ends that answered such messages with
     /// messages of the same kind would never stop.
     quiet: bool,
+}
+
+/// Returns the number of receives, in addition to the `posted` ones, for which the receive buffer has room beside the
+/// `unread` bytes of messages that the application has not taken.
+pub(super) const fn affordable_receives(
+    receive_buffer: usize,
+    unread: usize,
+    max_receive_size: u32,
+    posted: u16,
+) -> u16 {
+    let receives = receive_buffer.saturating_sub(unread) / max_receive_size as usize;
+    let left = receives.saturating_sub(posted as usize);
+    if left < u16::MAX as usize {
+        left as u16
+    } else {
+        u16::MAX
+    }
+}
+
+/// Returns the number of credits that the peer shall hold for the `remaining` bytes of its message, of which the first
+/// segment has arrived: one for each segment of the largest size, up to `limit`.
+pub(super) const fn owed_credits(remaining: u32, max_payload: u32, limit: u16) -> u16 {
+    let segments = remaining.div_ceil(max_payload);
+    if segments < limit as u32 {
+        segments as u16
+    } else {
+        limit
+    }
+}
+
+/// Returns how many receives to post now, if `missing` are missing to the target, `affordable` of them find room in the
+/// receive buffer, the peer is owed `owed` credits, and the queue pair has room for `room` receives.
+pub(super) const fn receives_to_post(
+    missing: u16,
+    affordable: u16,
+    owed: u16,
+    posted: u16,
+    room: u16,
+) -> u16 {
+    let owed = owed.saturating_sub(posted);
+    let allowed = if owed > affordable { owed } else { affordable };
+    let wanted = if missing < allowed { missing } else { allowed };
+    if wanted < room { wanted } else { room }
+}
+
+/// Returns whether a message may begin with the last send credit: it can carry a grant, or the policy permits a message
+/// without one because the peer holds `granted` credits.
+pub(super) const fn may_spend_last(grantable: u16, is_strict: bool, granted: u16) -> bool {
+    grantable > 0 || (!is_strict && granted > 0)
 }
 
 impl ReceiveCredits {
@@ -87,7 +152,7 @@ impl ReceiveCredits {
     }
 
     /// Returns the number of credits that the peer shall hold: its target, up to ReceiveCreditMax.
-    fn limit(&self) -> u16 {
+    pub(super) fn limit(&self) -> u16 {
         //= SMBD-3.1.5.9-02
         //= SMBD-3.1.5.9-06
         self.target.min(self.max)
@@ -323,6 +388,88 @@ mod tests {
         asked.grant(0);
         post_all(&mut asked);
         assert!(asked.should_grant(), "still asked");
+    }
+
+    //= SMBD-3.1.5.9-11 test
+    #[test]
+    fn receives_are_posted_for_the_buffer_or_for_what_is_owed() {
+        for (buffer, unread, size, posted, expected) in [
+            (10_000, 0, 1000, 0, 10),
+            (10_000, 0, 1000, 4, 6),
+            (10_000, 9000, 1000, 0, 1),
+            (10_000, 9001, 1000, 0, 0),
+            (10_000, usize::MAX, 1000, 0, 0),
+            (10_000, 0, 1000, 11, 0),
+            (usize::MAX, 0, 128, 0, u16::MAX),
+        ] {
+            assert_eq!(affordable_receives(buffer, unread, size, posted), expected);
+        }
+        for (remaining, max_payload, limit, expected) in [
+            (0, 104, 255, 0),
+            (1, 104, 255, 1),
+            (104, 104, 255, 1),
+            (105, 104, 255, 2),
+            (u32::MAX, 104, 255, 255),
+        ] {
+            assert_eq!(owed_credits(remaining, max_payload, limit), expected);
+        }
+        for (missing, affordable, owed, posted, room, expected) in [
+            (10, 3, 0, 0, 100, 3),
+            (10, 0, 7, 4, 100, 3),
+            (10, 5, 7, 4, 100, 5),
+            (10, 0, 4, 4, 100, 0),
+            (2, 9, 9, 0, 100, 2),
+            (10, 9, 0, 0, 1, 1),
+        ] {
+            let count = receives_to_post(missing, affordable, owed, posted, room);
+            assert_eq!(count, expected);
+        }
+    }
+
+    /// Follows a message to its end, from every number of credits and with segments of any length: the credits that
+    /// the peer holds at the end are ordinary ones, which the receive buffer has room for.
+    //= SMBD-3.1.5.9-11 test
+    #[test]
+    fn an_owed_credit_is_used_by_the_message_that_it_is_owed_to() {
+        const MAX_PAYLOAD: u32 = 104;
+        for seed in 0..2000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (target, begun_with) = (random.u16(1..40), random.u16(1..40));
+            let mut credits = credits(target, 40);
+            credits.post(begun_with);
+            credits.grant(begun_with);
+            let mut remaining = random.u32(1..5000);
+            loop {
+                assert!(credits.received(false), "the peer waits for ever");
+                remaining -= random.u32(1..=MAX_PAYLOAD.min(remaining));
+                if remaining == 0 {
+                    break;
+                }
+                let owed = owed_credits(remaining, MAX_PAYLOAD, credits.limit());
+                let missing = credits.missing(false);
+                let count = receives_to_post(missing, 0, owed, credits.posted(), u16::MAX);
+                credits.post(count);
+                if credits.should_grant() {
+                    credits.grant(credits.grantable(false));
+                }
+                let ordinary = begun_with.saturating_sub(1);
+                assert!(credits.granted() <= owed.max(ordinary), "seed {seed}");
+            }
+            assert!(credits.granted() < begun_with, "seed {seed}");
+        }
+    }
+
+    //= SMBD-3.1.5.1-15 test
+    #[test]
+    fn the_last_credit_is_spent_with_a_grant_or_by_policy() {
+        for (grantable, is_strict, granted, expected) in [
+            (1, true, 0, true),
+            (0, true, 5, false),
+            (0, false, 5, true),
+            (0, false, 0, false),
+        ] {
+            assert_eq!(may_spend_last(grantable, is_strict, granted), expected);
+        }
     }
 
     #[test]

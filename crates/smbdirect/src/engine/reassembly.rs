@@ -29,6 +29,11 @@ pub(super) struct Reassembly {
 }
 
 impl Reassembly {
+    /// Returns the number of bytes missing from the message that is being received, or 0 between messages.
+    pub(super) fn remaining(&self) -> u32 {
+        self.remaining.unwrap_or(0)
+    }
+
     /// Checks a segment against its predecessors and returns its position. The caller has checked
     /// the fields of the segment itself.
     pub(super) fn receive(

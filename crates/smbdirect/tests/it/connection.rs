@@ -511,6 +511,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
 }
 
 mod admission;
+mod backpressure;
 mod connecting;
 mod ending;
 mod failing;

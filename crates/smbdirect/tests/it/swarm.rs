@@ -286,7 +286,7 @@ impl Scenario {
         let long = Duration::from_secs(self.random.up_to(8));
         let duration = self.random.pick(&[short, short, long]);
         self.may_time_out |= duration >= Duration::from_secs(2);
-        self.pair.withhold_receives(who, duration);
+        self.pair.fill_buffer(who, duration);
     }
 
     /// Returns bytes that resemble a Data Transfer enough to pass some of its checks.

@@ -66,6 +66,8 @@ enum Rule {
     SegmentsAreTogether,
     /// Messages arrive complete, in order, exactly once.
     MessagesArrive,
+    /// A message that has begun does not wait without a credit for the receiver's upper layer.
+    MessagesGoOn,
     /// No deadlock occurs with work pending, and every keepalive is answered.
     WorkGetsDone,
     /// Two idle ends eventually stop exchanging messages.
@@ -93,6 +95,8 @@ enum Sabotage {
     ForgetArrival,
     /// An empty message is sent between the segments of a message.
     Interrupt,
+    /// An end whose upper layer takes no messages posts no receive at all.
+    StarveMessages,
     /// Queued messages are reordered.
     Overtake,
     /// The completion of a receive is handled twice.
@@ -120,13 +124,14 @@ enum Sabotage {
 }
 
 impl Sabotage {
-    const ALL: [(Self, Rule); 18] = [
+    const ALL: [(Self, Rule); 19] = [
         (Self::InventCredit, Rule::SendsHaveCredits),
         (Self::WithholdGrant, Rule::LastCreditGrants),
         (Self::SpendLastCredit, Rule::WorkGetsDone),
         (Self::PromiseReceive, Rule::CreditsHaveReceives),
         (Self::ForgetArrival, Rule::CreditsHaveReceives),
         (Self::Interrupt, Rule::SegmentsAreTogether),
+        (Self::StarveMessages, Rule::MessagesGoOn),
         (Self::Overtake, Rule::MessagesArrive),
         (Self::HearTwice, Rule::MessagesArrive),
         (Self::LoseGrants, Rule::WorkGetsDone),
@@ -157,7 +162,7 @@ enum Action {
     Close(usize),
     /// The connection breaks.
     Cut,
-    /// The upper layer stops taking messages, so that there is no room for receives.
+    /// The upper layer stops taking messages, so that the receive buffer is full.
     Hold(usize),
     /// The upper layer takes messages again.
     Release(usize),
@@ -217,7 +222,7 @@ struct End {
     closed: u8,
     /// The queue pair has reported its disconnect.
     over: bool,
-    /// The end has no room for receives.
+    /// The receive buffer of the end is full.
     held_up: bool,
     /// The owner has not polled the engine for work since the last input.
     put_off: bool,
@@ -471,6 +476,7 @@ fn every_state_keeps_every_rule() {
 fn every_sabotage_is_detected() {
     for (sabotage, rule) in Sabotage::ALL {
         let base = scene([(2, 2); 2], [&[2, 2], &[2, 2]]);
+        let short = scene(base.credits, [&[1, 1], &[1, 1]]);
         let single = scene([(1, 1); 2], [&[1, 1], &[1, 1]]);
         let scene = match sabotage {
             Sabotage::SpendLastCredit => Scene {
@@ -479,8 +485,10 @@ fn every_sabotage_is_detected() {
                     ..base.policy
                 },
                 holds: 2,
-                ..base
+                ..short
             },
+            Sabotage::LoseGrants => short,
+            Sabotage::StarveMessages => Scene { holds: 1, ..base },
             Sabotage::EchoKeepalives | Sabotage::IgnoreKeepalives => Scene { timers: 1, ..base },
             Sabotage::KeepBuffer => Scene { cuts: 1, ..base },
             Sabotage::HoldFirstGrant => scene(base.credits, [&[], &[1]]),

@@ -9,9 +9,10 @@ use super::{Connection, Kind, Role, log::Log};
 use crate::{
     engine::{
         config::Revision,
+        credits::{affordable_receives, owed_credits, receives_to_post},
         error::{ConnectionError, Violation},
         event::Event,
-        negotiate_messages::{receive_negotiate_request, receive_negotiate_response},
+        negotiate_messages::{Negotiated, receive_negotiate_request, receive_negotiate_response},
         reassembly::Part,
         timer::Timer,
     },
@@ -185,6 +186,23 @@ impl Connection {
         }));
     }
 
+    /// Sets the number of bytes that received messages occupy which the application has not taken. While they leave no
+    /// room in the receive buffer ([`Settings::receive_buffer`](crate::Settings::receive_buffer)), only the credits for
+    /// the rest of a message that has begun are granted.
+    pub const fn set_unread(&mut self, bytes: usize) {
+        self.unread = bytes;
+    }
+
+    /// Returns the number of further receives for which the receive buffer has room.
+    pub(super) fn affordable_receives(&self, negotiated: &Negotiated) -> u16 {
+        affordable_receives(
+            self.config.receive_buffer(),
+            self.unread,
+            negotiated.max_receive_size,
+            self.receive_credits.posted(),
+        )
+    }
+
     /// Returns whether receives are still to be posted because there was no room for them.
     pub fn wants_receives(&self) -> bool {
         matches!(self.role, Role::Posting { .. } | Role::Established(_))
@@ -196,13 +214,28 @@ impl Connection {
         if count == 0 {
             return None;
         }
-        //= SMBD-3.1.5.9-07
-        let length = match &self.role {
-            Role::Posting { outcome, .. } => outcome.negotiated.max_receive_size,
-            Role::Established(negotiated) => negotiated.max_receive_size,
+        let negotiated = match &self.role {
+            Role::Posting { outcome, .. } => &outcome.negotiated,
+            Role::Established(negotiated) => negotiated,
             _ => return None,
         };
-        let count = count.min(u16::try_from(room).unwrap_or(u16::MAX));
+        //= SMBD-3.1.5.9-07
+        let length = negotiated.max_receive_size;
+        //= SMBD-3.1.5.9-11
+        let count = receives_to_post(
+            count,
+            self.affordable_receives(negotiated),
+            owed_credits(
+                self.reassembly.remaining(),
+                length - DataTransfer::PAYLOAD_OFFSET,
+                self.receive_credits.limit(),
+            ),
+            self.receive_credits.posted(),
+            u16::try_from(room).unwrap_or(u16::MAX),
+        );
+        if count == 0 {
+            return None;
+        }
         self.receive_credits.post(count);
         self.statistics.receives_outstanding += u64::from(count);
         Some(WorkRequest::Receive {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::{Connection, Kind, Role, log::Log};
 use crate::{
     engine::{
+        credits::may_spend_last,
         error::{ConnectionError, SendError},
         event::{Event, MessageId},
         in_flight::Sent,
@@ -143,9 +144,7 @@ impl Connection {
     fn last_grant(&mut self, now: Instant, waiting: bool, grant: u16) -> Option<u16> {
         //= SMBD-3.1.5.1-06
         //= SMBD-3.1.5.1-06b
-        let peer_can_answer =
-            !self.config.policy.strict_last_credit && self.receive_credits.granted() > 0;
-        if grant == 0 && !peer_can_answer {
+        if !self.may_spend_last(grant) {
             if waiting {
                 self.stalls.begin_credit_stall(now, &mut self.statistics);
             }
@@ -153,6 +152,26 @@ impl Connection {
         }
         self.stalls.end_credit_stall(now, &mut self.statistics);
         Some(grant)
+    }
+
+    fn may_spend_last(&self, grantable: u16) -> bool {
+        let is_strict = self.config.policy.strict_last_credit;
+        may_spend_last(grantable, is_strict, self.receive_credits.granted())
+    }
+
+    /// Returns whether this end has a send credit that it may spend, if necessary after it has posted a receive.
+    pub(super) fn may_begin(&self) -> bool {
+        let Role::Established(negotiated) = &self.role else {
+            return false;
+        };
+        match self.send_credits {
+            0 => false,
+            1 => {
+                let posted = self.receive_credits.grantable(true);
+                self.may_spend_last(posted.max(self.affordable_receives(negotiated)))
+            }
+            _ => true,
+        }
     }
 
     /// Records that a message waits because this end has no send credit.

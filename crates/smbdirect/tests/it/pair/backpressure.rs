@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
+use super::fabric::{Active, Faults, Pair, Passive, Random, Who, same_credits};
 
 fn flood(seed: u64, number: u16, faults: Faults) {
     let settings = same_credits(number);
@@ -79,7 +79,7 @@ fn messages_wait_for_a_slow_consumer() {
         for stalled in Who::BOTH {
             let settings = same_credits(number);
             let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
-            pair.withhold_receives(stalled, Duration::from_secs(4));
+            pair.fill_buffer(stalled, Duration::from_secs(4));
             for _ in 0..30 {
                 pair.send(Active, 2000);
                 pair.send(Passive, 2000);
@@ -91,13 +91,67 @@ fn messages_wait_for_a_slow_consumer() {
     }
 }
 
+/// Applications pause for a minute, at one end or at both, while senders submit each message when they are ready.
+//= SMBD-3.1.5.9-11 test
+//= SMBD-3.1.5.1-15 test
+#[test]
+fn a_sender_that_waits_until_it_is_ready_loses_nothing_to_a_pause() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    const MESSAGES: usize = 12;
+    for seed in 0..150 {
+        let mut random = Random::new(seed);
+        let settings = same_credits(random.pick(&[1, 2, 3, 10, 255]));
+        let faults = Faults {
+            lazy: random.one_in(2),
+            completion_delay: [random.up_to(100); 4],
+            ..Faults::default()
+        };
+        let mut pair = Pair::established(seed, settings.clone(), settings.clone(), faults);
+        let paused = [&Who::BOTH[..], &[Active], &[Passive]][(seed % 3) as usize];
+        let begin = random.up_to(2000);
+        let (mut submitted, mut before) = ([0; 2], [0; 2]);
+        for step in 0.. {
+            if step == begin {
+                for &who in paused {
+                    pair.fill_buffer(who, MINUTE);
+                    let granted = usize::from(pair.end(who).engine.credits().granted);
+                    let expected = granted * settings.max_receive_size as usize;
+                    before[who as usize] = pair.end(who).bytes_received + expected;
+                }
+            }
+            for who in Who::BOTH {
+                if submitted[who as usize] < MESSAGES && pair.end(who).engine.is_ready() {
+                    submitted[who as usize] += 1;
+                    let lengths = [1, 1340, 1341, 5000, 100_000, 400_000, 1 << 20];
+                    pair.send(who, random.pick(&lengths));
+                }
+                if step > begin && pair.now - pair.start < MINUTE && paused.contains(&who) {
+                    let limit =
+                        before[who as usize] + settings.max_fragmented_receive_size as usize;
+                    assert!(pair.end(who).bytes_received <= limit, "seed {seed}");
+                }
+            }
+            if submitted == [MESSAGES; 2] && step > begin {
+                break;
+            }
+            pair.step();
+            assert!(pair.is_open(), "seed {seed}: {pair:?}");
+        }
+        pair.drive();
+        assert!(pair.is_open(), "seed {seed}");
+        for who in Who::BOTH {
+            assert_eq!(pair.end(who).messages_received, MESSAGES, "seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn two_slow_consumers_do_not_block_each_other() {
     for number in [1, 2, 3, 10] {
         let settings = same_credits(number);
         let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
-        pair.withhold_receives(Active, Duration::from_secs(2));
-        pair.withhold_receives(Passive, Duration::from_secs(4));
+        pair.fill_buffer(Active, Duration::from_secs(2));
+        pair.fill_buffer(Passive, Duration::from_secs(4));
         for _ in 0..30 {
             pair.send(Active, 2000);
             pair.send(Passive, 2000);

@@ -19,7 +19,7 @@ fn pair(settings: Settings) -> Pair {
 fn the_timer_expires_after_five_seconds() {
     for who in Who::BOTH {
         let mut pair = pair(same_credits(10));
-        pair.withhold_receives(who.peer(), FOR_EVER);
+        pair.fill_buffer(who.peer(), FOR_EVER);
         for _ in 0..20 {
             pair.send(who, 1);
         }
@@ -43,7 +43,7 @@ fn the_timer_expires_after_five_seconds() {
 fn a_grant_in_time_stops_the_timer() {
     let mut pair = pair(same_credits(4));
     for round in 0..5 {
-        pair.withhold_receives(Passive, 4 * SECOND);
+        pair.fill_buffer(Passive, 4 * SECOND);
         for _ in 0..20 {
             pair.send(Active, 1);
         }
@@ -55,7 +55,7 @@ fn a_grant_in_time_stops_the_timer() {
 #[test]
 fn the_timer_does_not_run_without_a_waiting_message() {
     let mut pair = pair(same_credits(4));
-    pair.withhold_receives(Passive, 100 * SECOND);
+    pair.fill_buffer(Passive, 100 * SECOND);
     for _ in 0..4 {
         pair.send(Active, 1);
     }
@@ -70,7 +70,7 @@ fn without_the_timer_the_keepalive_ends_the_connection() {
     let mut settings = same_credits(4);
     settings.credit_grant_timeout = None;
     let mut pair = pair(settings);
-    pair.withhold_receives(Passive, FOR_EVER);
+    pair.fill_buffer(Passive, FOR_EVER);
     for _ in 0..10 {
         pair.send(Active, 1);
     }

@@ -1,7 +1,7 @@
 //! Two real engines on a simulated RDMA fabric with virtual time.
 //!
 //! The fabric is reliable and in order in each direction, as RDMA is. Its faults are those of RDMA:
-//! late completions, short queues, a slow consumer that withholds receives, and a connection that
+//! late completions, short queues, a slow consumer that leaves the receive buffer full, and a connection that
 //! breaks at any operation. A Send that finds no receive, or one that is too short, breaks an RDMA
 //! connection; here it fails the test.
 //!
@@ -108,8 +108,8 @@ pub(crate) struct Faults {
     pub(crate) lean_rooms: bool,
     /// At random, an engine is polled for work later.
     pub(crate) lazy: bool,
-    /// The period in which an end posts no receives, because its consumer takes no messages.
-    pub(crate) withheld: [Option<(Duration, Duration)>; 2],
+    /// The period in which the receive buffer of an end is full, because its consumer takes no messages.
+    pub(crate) full: [Option<(Duration, Duration)>; 2],
     /// The number of posted work requests at which the connection breaks.
     pub(crate) kill_at: Option<u64>,
     pub(crate) outbound_reads: u32,
@@ -126,7 +126,7 @@ impl Default for Faults {
             receive_queue: 300,
             lean_rooms: false,
             lazy: false,
-            withheld: [None, None],
+            full: [None, None],
             kill_at: None,
             outbound_reads: 4,
             max_transfer: 1 << 20,
@@ -222,6 +222,8 @@ pub(crate) struct End {
     /// Messages for which MessageSent was reported.
     pub(crate) messages_sent: usize,
     pub(crate) messages_received: usize,
+    /// Bytes of the segments that the upper layer has received.
+    pub(crate) bytes_received: usize,
     pub(crate) transfers: HashMap<u64, Transfer>,
     pub(crate) transfers_done: usize,
     pub(crate) keepalives_answered: usize,
@@ -316,6 +318,7 @@ impl End {
             next_id: 0,
             messages_sent: 0,
             messages_received: 0,
+            bytes_received: 0,
             transfers: HashMap::new(),
             transfers_done: 0,
             keepalives_answered: 0,

@@ -103,7 +103,7 @@ fn an_invalid_token_ends_the_connection_and_returns_every_buffer() {
 fn transfers_use_no_credits() {
     let mut pair = pair(Faults::default());
     let memory = pair.register(Passive, 1, 5000, Access::REMOTE_READ | Access::REMOTE_WRITE);
-    pair.withhold_receives(Passive, Duration::from_secs(3));
+    pair.fill_buffer(Passive, Duration::from_secs(3));
     for _ in 0..30 {
         pair.send(Active, 1);
     }

@@ -103,7 +103,7 @@ impl State {
 
     /// Returns whether neither end will act without its upper layer or a timer.
     fn is_at_rest(&self) -> bool {
-        (0..2).all(|who| !self.may_send(who)) && self.ends.iter().all(|end| !end.is_busy())
+        self.ends.iter().all(|end| !end.is_busy())
     }
 
     /// Returns whether the upper layer of `who` has a message that the connection would accept.
@@ -117,6 +117,13 @@ impl State {
     /// Returns the rule that is broken in a state in which neither end will act.
     pub(super) fn rest_breaks(&self) -> Option<Rule> {
         if !self.is_at_rest() {
+            return None;
+        }
+        let is_starved = |end: &End| end.remaining > 0 && end.engine.send_credits == 0;
+        if self.ends.iter().all(End::is_open) && self.ends.iter().any(is_starved) {
+            return Some(Rule::MessagesGoOn);
+        }
+        if (0..2).any(|who| self.ends[who].held_up || self.may_send(who)) {
             return None;
         }
         if self.ends.iter().all(End::is_open) {

@@ -45,7 +45,6 @@ impl End {
     /// first grant.
     pub(super) fn is_busy(&self) -> bool {
         self.put_off
-            || self.held_up
             || !self.completions.is_empty()
             || (self.sends > 0 && !self.over)
             || self.engine.timers.is_running(Timer::FirstGrant)
@@ -74,6 +73,7 @@ fn snapshot(engine: &Connection) -> Connection {
         send_immediate,
         head,
         reassembly,
+        unread,
         keepalive_requested,
         timers,
         transfers,
@@ -102,6 +102,7 @@ fn snapshot(engine: &Connection) -> Connection {
         send_immediate: *send_immediate,
         head: Inline::new(),
         reassembly: reassembly.clone(),
+        unread: *unread,
         keepalive_requested: *keepalive_requested,
         timers: timers.clone(),
         transfers: TransferQueue::default(),
@@ -135,6 +136,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         send_immediate,
         head: _,
         reassembly,
+        unread: _,
         keepalive_requested,
         timers,
         transfers: _,

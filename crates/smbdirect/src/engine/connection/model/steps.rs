@@ -192,14 +192,15 @@ impl State {
             self.take_events(who);
             self.sabotage(who, sabotage);
             let end = &mut self.ends[who];
-            let room = Room {
+            let mut room = Room {
                 sends: SEND_QUEUE_LENGTH.saturating_sub(end.sends).into(),
-                receives: if end.held_up {
-                    0
-                } else {
-                    (RECEIVE_QUEUE_LENGTH - end.receives).into()
-                },
+                receives: (RECEIVE_QUEUE_LENGTH - end.receives).into(),
             };
+            end.engine
+                .set_unread(if end.held_up { usize::MAX } else { 0 });
+            if end.held_up && sabotage == Some(Sabotage::StarveMessages) {
+                room.receives = 0;
+            }
             let tampered = sabotage.is_some_and(|sabotage| sabotage != Sabotage::StayIdle);
             let is_idle = end.engine.is_idle() && !tampered;
             let work = end.engine.poll_work(*NOW, room);

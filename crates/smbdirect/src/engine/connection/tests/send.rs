@@ -349,6 +349,49 @@ fn messages_wait_for_a_full_send_queue() {
     assert_eq!(remaining, [2000, 1000, 0]);
 }
 
+//= SMBD-3.1.5.1-15 test
+#[test]
+fn the_last_credit_makes_ready_only_if_a_credit_can_be_granted_with_it() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 3);
+    bench.engine.set_unread(usize::MAX);
+    assert!(bench.engine.is_ready());
+    bench.send(1, 5);
+    assert_eq!(bench.grants(), [0]);
+    assert!(!bench.engine.is_ready(), "one credit, and none to grant");
+    bench.hear(grant(1));
+    assert!(bench.engine.is_ready());
+    bench.send(2, 5);
+    assert_eq!(bench.grants(), [0]);
+    assert!(!bench.engine.is_ready());
+    bench.engine.set_unread(0);
+    assert!(bench.engine.is_ready());
+    bench.send(3, 5);
+    assert_eq!(bench.grants(), [1]);
+}
+
+//= SMBD-3.1.5.9-11 test
+#[test]
+fn a_full_buffer_grants_what_a_begun_message_needs_and_no_more() {
+    let mut bench = Bench::settled(credits(10, 3), 3, 10);
+    bench.engine.set_unread(usize::MAX);
+    let asking = |data_length, remaining| DataTransfer {
+        credits_requested: 3,
+        ..segment(0, data_length, remaining)
+    };
+    bench.hear(asking(1000, 4500));
+    bench.hear(asking(1000, 3500));
+    assert_eq!(bench.grants(), Vec::<u16>::new(), "the peer has a credit");
+    bench.hear(asking(1000, 2500));
+    assert_eq!(bench.grants(), [3], "for 2500 bytes");
+    bench.hear(asking(1000, 1500));
+    bench.hear(asking(1000, 500));
+    bench.hear(asking(500, 0));
+    assert_eq!(bench.grants(), Vec::<u16>::new(), "the message is whole");
+    assert_eq!(bench.engine.credits().receive_credits, 0);
+    bench.engine.set_unread(0);
+    assert_eq!(bench.grants(), [3]);
+}
+
 #[test]
 fn ready_means_a_credit_and_an_empty_queue() {
     let mut bench = Bench::passive(credits(10, 10), 10);

@@ -161,6 +161,7 @@ impl Pair {
         }
         let honoured = self.faults.send_with_invalidate;
         assert!(self.end(who).closed.is_none());
+        self.end_mut(who).bytes_received += payload.len();
         let sender = self.end_mut(who.peer());
         while sender
             .expected

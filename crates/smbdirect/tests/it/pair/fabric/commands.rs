@@ -175,10 +175,11 @@ impl Pair {
         self.turn(who);
     }
 
-    /// Keeps an end from posting receives for `duration`.
-    pub(crate) fn withhold_receives(&mut self, who: Who, duration: Duration) {
+    /// Fills the receive buffer of an end for `duration`.
+    pub(crate) fn fill_buffer(&mut self, who: Who, duration: Duration) {
         let from = self.now - self.start;
-        self.faults.withheld[who as usize] = Some((from, from + duration));
+        self.faults.full[who as usize] = Some((from, from + duration));
+        self.turn(who);
     }
 
     /// Breaks the network, which both providers notice.

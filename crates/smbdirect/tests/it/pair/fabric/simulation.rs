@@ -120,12 +120,18 @@ impl Pair {
             room.receives = self.random.up_to(room.receives.min(2) as u64) as usize;
             self.later(Duration::from_micros(7), Happening::Turn(who));
         }
+        room
+    }
+
+    /// Tells an engine whether its receive buffer is full.
+    fn set_unread(&mut self, who: Who) {
         let elapsed = self.now - self.start;
-        if let Some((from, to)) = self.faults.withheld[who as usize]
+        let mut unread = 0;
+        if let Some((from, to)) = self.faults.full[who as usize]
             && (from..to).contains(&elapsed)
-            && established
+            && self.end(who).is_established()
         {
-            room.receives = 0;
+            unread = usize::MAX;
             let until = self.start + to;
             let turn_is_due = |happening: &Happening| matches!(happening, Happening::Turn(whose) if *whose == who);
             let range = self.schedule.range((until, 0)..(until + QUIET_AFTER, 0));
@@ -136,7 +142,7 @@ impl Pair {
                 self.at(until, Happening::Turn(who));
             }
         }
-        room
+        self.end_mut(who).engine.set_unread(unread);
     }
 
     /// Takes the events of an engine and posts its work.
@@ -146,6 +152,7 @@ impl Pair {
             return self.later(delay, Happening::Turn(who));
         }
         self.take_events(who);
+        self.set_unread(who);
         loop {
             let (now, room) = (self.now, self.room(who));
             let engine = &mut self.end_mut(who).engine;
