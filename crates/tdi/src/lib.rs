@@ -83,6 +83,7 @@
 //! Two properties come from Rust. A request is submitted by the call and not by the `.await`.
 //! Handles are cheap to clone, and dropping the last one aborts, so keep the [`Address`] while its
 //! endpoints listen, connect or need handlers.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
 mod adapters;

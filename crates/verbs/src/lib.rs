@@ -35,6 +35,7 @@
 //! | `negotiate`, `connect`, `listen` | making connections |
 //! | `provider` | the provider and its devices |
 
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![cfg(target_os = "linux")]
 
 // The C interface, public for the test that compares it with the headers.
