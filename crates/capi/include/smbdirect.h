@@ -199,6 +199,11 @@
 #define SMBDIRECT_ERROR_INTERNAL (-17)
 
 /**
+ * The function that the program has set by smbdirect_set_interrupt() has ended the wait.
+ */
+#define SMBDIRECT_ERROR_INTERRUPTED (-18)
+
+/**
  * A block of memory that belongs to the library. A program may use its bytes as long as it owns the buffer:
  * registering the buffer or reading into it hands it to the library, which returns it when it is done.
  */
@@ -338,6 +343,12 @@ typedef struct smbdirect_error {
      */
     char message[252];
 } smbdirect_error;
+
+/**
+ * Returns 0 if the call that waits goes on, and another number if it gives up. It may call every function of the
+ * library.
+ */
+typedef int (*smbdirect_interrupt_callback)(void *user_data);
 
 /**
  * The result of smbdirect_query(). Later versions of the library add fields at the end.
@@ -617,6 +628,16 @@ int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirec
 void smbdirect_connection_free(struct smbdirect_connection *connection);
 
 /**
+ * Sets the function that the calls of this thread ask every 50 ms while they wait, or removes it if it is NULL.
+ *
+ * If it returns another number than 0, the call returns SMBDIRECT_ERROR_INTERRUPTED with EINTR in errno. It has done
+ * what it does after a timeout, and smbdirect_connection_free() never asks. To let a signal end a call, have the handler set a variable of the type
+ * `volatile sig_atomic_t`, and let `interrupted` return the variable.
+ */
+void smbdirect_set_interrupt(smbdirect_interrupt_callback interrupted,
+                             void *user_data);
+
+/**
  * Listens on an address. The arguments are those of smbdirect_connect(); without a host, as in ":5445", it listens on
  * every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that connect negotiate in the background.
  *
@@ -804,7 +825,8 @@ int32_t smbdirect_runtime_new(int32_t driven,
  *
  * Also works on a runtime with a thread, which then only waits.
  *
- * Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_FORKED.
+ * Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_INVALID, _FORKED, _INTERRUPTED, or _ABORTED if
+ * the runtime is freed meanwhile.
  */
 int32_t smbdirect_runtime_run(struct smbdirect_runtime *runtime,
                               int32_t timeout_ms,
@@ -813,7 +835,8 @@ int32_t smbdirect_runtime_run(struct smbdirect_runtime *runtime,
 /**
  * Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it. Connections
  * that are still closing then, and those whose streams are open, are closed, which is waited for up to 10 s. NULL,
- * and a runtime that was freed before, are ignored.
+ * and a runtime that was freed before, are ignored. Calls of other threads that wait in smbdirect_runtime_run() end
+ * with SMBDIRECT_ERROR_ABORTED.
  */
 void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
 

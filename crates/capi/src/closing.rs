@@ -101,9 +101,10 @@ pub(crate) fn watch(
         let over = async {
             tokio::select! {
                 _ = connection.closed() => return,
-                () = events.freed() => {}
-                _ = open.ending.wait() => {}
+                () = events.calls.ended() => {}
+                _ = open.ending.wait() => events.free(),
             }
+            events.calls.left().await;
             if lock(&streams).as_ref().is_none_or(Vec::is_empty) {
                 connection.start_close();
             } else {

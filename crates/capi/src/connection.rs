@@ -201,9 +201,8 @@ impl smbdirect_connection {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
-        let future = self.events.unless_freed(future);
-        let value = self.runtime.wait(timeout_ms, &waker, future);
-        value.ok_or_else(|| Failure::timed_out(timeout_ms))?
+        let future = self.events.calls.wait(future);
+        self.runtime.wait(timeout_ms, &waker, future)?
     }
 
     /// Announces an event when a message can be sent, or the connection is over.
@@ -245,13 +244,12 @@ impl smbdirect_connection {
         let mut aborted = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let wait_ms = if aborted {
-                -1
-            } else {
-                left.as_millis().clamp(1, i32::MAX as u128) as i32
-            };
+            let limit = (!aborted).then_some(left);
             let settled = self.events.settled(here);
-            match self.runtime.wait(wait_ms, Waker::noop(), settled) {
+            match self
+                .runtime
+                .enter(|| self.runtime.block_for(limit, settled))
+            {
                 // SAFETY: the caller's promise is the same.
                 Some(true) => drop(unsafe { self.events.dispatch(handle) }),
                 Some(false) => return,

@@ -11,14 +11,15 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use tokio::sync::{Notify, SetOnce};
+use tokio::sync::Notify;
 
 use crate::{
     buffer::smbdirect_buffer,
+    calls::{Calls, ended_failure},
     connection::smbdirect_connection,
     pointers,
     runtime::Runtime,
-    status::{Failure, SMBDIRECT_ERROR_ABORTED, set_errno, smbdirect_error},
+    status::{Failure, set_errno, smbdirect_error},
 };
 
 /// Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
@@ -98,8 +99,7 @@ pub(crate) struct Events {
     operations: Mutex<Operations>,
     /// Notified when an operation is over, or a callback has returned.
     completion: Notify,
-    /// Set when the handle is freed, which ends the calls that wait.
-    freed: SetOnce<()>,
+    pub(crate) calls: Calls,
     descriptor: OnceLock<Descriptor>,
 }
 
@@ -110,8 +110,6 @@ struct Operations {
     completed: VecDeque<Completed>,
     /// The threads that are in a callback.
     calling: Vec<ThreadId>,
-    /// No operation can be started any more.
-    closed: bool,
 }
 
 /// An operation that was started. Dropping it means that it was not submitted.
@@ -167,7 +165,7 @@ impl Events {
             runtime_event: runtime.event.clone(),
             operations: Mutex::default(),
             completion: Notify::new(),
-            freed: SetOnce::new(),
+            calls: Calls::default(),
             descriptor: OnceLock::new(),
         })
     }
@@ -208,39 +206,20 @@ impl Events {
     /// Counts an operation that is going to be submitted.
     ///
     /// # Errors
-    /// The handle was freed.
+    /// The handle has ended.
     pub(crate) fn start(self: &Arc<Self>) -> Result<Started, Failure> {
         let mut operations = self.operations();
-        if operations.closed {
-            return Err(freed_failure());
+        if self.calls.has_ended() {
+            return Err(ended_failure());
         }
         operations.outstanding += 1;
         Ok(Started(Some(self.clone())))
     }
 
-    /// Ends the calls that wait, because the handle was freed. No operation can be started any more.
+    /// Ends the handle, because it is freed. No operation can be started any more.
     pub(crate) fn free(&self) {
-        self.operations().closed = true;
-        // A handle is freed only once, so this never fails.
-        let _ = self.freed.set(());
+        self.calls.end();
         self.signal();
-    }
-
-    /// Waits until the handle is freed.
-    pub(crate) async fn freed(&self) {
-        self.freed.wait().await;
-    }
-
-    /// Runs `future` until the handle is freed.
-    pub(crate) async fn unless_freed<T>(
-        &self,
-        future: impl Future<Output = T>,
-    ) -> Result<T, Failure> {
-        tokio::select! {
-            biased;
-            value = future => Ok(value),
-            () = self.freed() => Err(freed_failure()),
-        }
     }
 
     /// Calls the callbacks of completed operations, and returns their number.
@@ -316,13 +295,6 @@ impl Events {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-pub(crate) fn freed_failure() -> Failure {
-    Failure::new(
-        SMBDIRECT_ERROR_ABORTED,
-        "the handle was freed during the call",
-    )
 }
 
 /// A descriptor that is readable while there is an unseen event.

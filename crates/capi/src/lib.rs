@@ -14,6 +14,7 @@
 //! | `pointers` | the table of handles, and checked access to what callers pass |
 //! | `runtime` | threads and timers, and the log |
 //! | `settings`, `options`, `transport`, `address` | how to connect, by what, and to where |
+//! | `calls`, `interrupt` | calls that wait: the end of their handle, and signals |
 //! | `events` | completed operations, and the descriptor that announces them |
 //! | `buffer`, `borrowed` | memory of the library and memory of callers |
 //! | `connection`, `listener`, `closing` | establishing and closing |
@@ -28,6 +29,7 @@
 
 mod address;
 mod borrowed;
+mod calls;
 mod pointers;
 mod transport;
 
@@ -38,6 +40,7 @@ pub mod buffer;
 pub mod closing;
 pub mod connection;
 pub mod events;
+pub mod interrupt;
 pub mod listener;
 pub mod options;
 pub mod query;

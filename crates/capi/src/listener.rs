@@ -56,8 +56,7 @@ pub unsafe extern "C" fn smbdirect_listen(
                 let listener = Listener::bind(&*provider, address, prepared.config.clone()).await;
                 listener.map_err(|error| prepared.explained_listen(error, address))
             };
-            let bound = runtime.wait(-1, Waker::noop(), binding);
-            let bound = bound.expect("there is no timeout")?;
+            let bound = runtime.wait(-1, Waker::noop(), binding)??;
             let created = smbdirect_listener {
                 events: Events::new(&runtime),
                 address: bound.local_addr().to_string(),
@@ -97,16 +96,13 @@ pub unsafe extern "C" fn smbdirect_accept(
                 poll_fn(|context| listener.poll_accept(context)).await
             };
             let waker = handle.events.waker();
-            let accepting = handle.events.unless_freed(accepting);
+            let accepting = handle.events.calls.wait(accepting);
             let accepted = handle.runtime.wait(timeout_ms, &waker, accepting);
-            let Some(accepted) = accepted else {
-                if timeout_ms != 0 {
-                    // Only a call that does not wait leaves the waker of the descriptor behind.
-                    handle.events.signal();
-                }
-                return Err(Failure::timed_out(timeout_ms));
-            };
-            let accepted = accepted??;
+            if accepted.is_err() && timeout_ms != 0 {
+                // Only a call that does not wait leaves the waker of the descriptor behind.
+                handle.events.signal();
+            }
+            let accepted = accepted???;
             // There may be more of them.
             handle.events.signal();
             accepted.set_busy_poll(handle.busy_poll);
@@ -170,11 +166,14 @@ pub unsafe extern "C" fn smbdirect_listener_address(
 /// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_listener_free(listener: *mut smbdirect_listener) {
-    let live = pointers::handle(listener, "listener");
-    if live.is_ok_and(|live| live.runtime.check().is_ok())
-        && let Ok(listener) = pointers::take(listener, "listener")
-    {
-        listener.events.free();
+    // SAFETY: there is no error to store.
+    unsafe {
+        call_status(std::ptr::null_mut(), || {
+            let live = pointers::handle(listener, "listener")?;
+            live.runtime.check()?;
+            pointers::take(listener, "listener")?.events.free();
+            Ok(())
+        });
     }
 }
 

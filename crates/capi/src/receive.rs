@@ -12,7 +12,7 @@ use smbdirect::{Connection, ConnectionError, Message};
 use crate::{
     connection::{lock, smbdirect_connection},
     pointers,
-    status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, smbdirect_error},
+    status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, call_status, smbdirect_error},
 };
 
 /// A message that was received.
@@ -29,13 +29,30 @@ impl smbdirect_connection {
         }
         let received = match timeout_ms {
             0 => self.poll_receive(connection),
-            _ => self.wait(timeout_ms, connection.recv()),
+            _ => self.wait_receive(connection, timeout_ms),
         };
         match received? {
             Ok(message) => Ok(Some(message)),
             Err(ConnectionError::Closed | ConnectionError::ClosedHere) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Receives, and waits. The future of an earlier call that did not wait goes on here: it is the one that the next
+    /// message goes to.
+    fn wait_receive(
+        &self,
+        connection: &Connection,
+        timeout_ms: i32,
+    ) -> Result<Result<Message, ConnectionError>, Failure> {
+        let earlier = lock(&self.receiving).take();
+        let Some(earlier) = earlier else {
+            return self.wait(timeout_ms, connection.recv());
+        };
+        let received = self.wait(timeout_ms, earlier);
+        // No future makes the descriptor readable now, so that the program has to repeat the call for one.
+        self.events.signal();
+        received
     }
 
     /// Receives without waiting. The future is kept for the next call, because a dropped future would not make the
@@ -213,5 +230,10 @@ pub unsafe extern "C" fn smbdirect_message_data(
 /// Frees a message. NULL, and a message that was freed before, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_message_free(message: *mut smbdirect_message) {
-    drop(pointers::take(message, "message"));
+    // SAFETY: there is no error to store.
+    unsafe {
+        call_status(std::ptr::null_mut(), || {
+            pointers::take(message, "message").map(drop)
+        });
+    }
 }

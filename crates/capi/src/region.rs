@@ -4,12 +4,13 @@ use std::{future::Future, pin::Pin, sync::Arc, task::Waker};
 
 use bytes::BytesMut;
 use smbdirect::{Access, BufferDescriptorV1, MemoryRegion, rdma::memory::DeregisterError};
-use tokio::sync::{Mutex, SetOnce};
+use tokio::sync::Mutex;
 
 use crate::{
     buffer::{self, smbdirect_buffer},
+    calls::Calls,
     connection::{lock, smbdirect_connection},
-    events::{Events, Owned, freed_failure},
+    events::{Events, Owned},
     pointers,
     runtime::Runtime,
     status::{Failure, call_status, smbdirect_error},
@@ -28,8 +29,7 @@ pub struct smbdirect_region {
     events: Arc<Events>,
     descriptor: BufferDescriptorV1,
     state: Mutex<State>,
-    /// Set when the handle is freed, which ends the calls that wait.
-    freed: SetOnce<()>,
+    calls: Calls,
 }
 
 type Deregistering = Pin<Box<dyn Future<Output = Result<BytesMut, DeregisterError>> + Send>>;
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn smbdirect_register(
                 events: handle.events.clone(),
                 descriptor: registered.descriptor(),
                 state: Mutex::new(State::Registered(registered)),
-                freed: SetOnce::new(),
+                calls: Calls::default(),
             }));
             Ok(())
         })
@@ -174,19 +174,13 @@ impl smbdirect_region {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
-        let ending = async {
-            tokio::select! {
-                biased;
-                result = self.deregister() => result,
-                _ = self.freed.wait() => Err(freed_failure()),
-            }
-        };
+        let ending = self.calls.wait(self.deregister());
         let ended = self.runtime.wait(timeout_ms, &waker, ending);
         if timeout_ms != 0 {
             // A call that does not wait could not get the lock, or this one has taken the place of its waker.
             self.events.signal();
         }
-        ended.ok_or_else(|| Failure::timed_out(timeout_ms))?
+        ended??
     }
 
     /// Ends the registration. If the future is dropped, the next call continues.
@@ -217,11 +211,12 @@ impl Drop for smbdirect_region {
 /// region that was freed before, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_region_free(region: *mut smbdirect_region) {
-    let live = pointers::handle(region, "region");
-    if live.is_ok_and(|live| live.runtime.check().is_ok())
-        && let Ok(region) = pointers::take(region, "region")
-    {
-        // The handle is taken once, so that the value was not set before.
-        let _ = region.freed.set(());
+    // SAFETY: there is no error to store.
+    unsafe {
+        call_status(std::ptr::null_mut(), || {
+            pointers::handle(region, "region")?.runtime.check()?;
+            pointers::take(region, "region")?.calls.end();
+            Ok(())
+        });
     }
 }

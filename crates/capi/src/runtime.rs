@@ -6,7 +6,7 @@ use std::{
     fmt::Write as _,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, Once, PoisonError, RwLockWriteGuard, Weak,
         atomic::{AtomicU32, Ordering},
@@ -25,10 +25,13 @@ use tracing::{
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt};
 
 use crate::{
+    calls::Calls,
     closing::{LINGER, Open, at_exit},
+    interrupt,
     pointers::{self, Objects},
     status::{
-        Failure, SMBDIRECT_ERROR_FORKED, SMBDIRECT_ERROR_SYSTEM, call_status, smbdirect_error,
+        Failure, SMBDIRECT_ERROR_FORKED, SMBDIRECT_ERROR_SYSTEM, SMBDIRECT_ERROR_TIMED_OUT,
+        SMBDIRECT_ERROR_WOULD_BLOCK, call_status, smbdirect_error,
     },
 };
 
@@ -50,6 +53,8 @@ pub(crate) struct Runtime {
     /// Only calls of the program make progress.
     driven: bool,
     log: Option<Dispatch>,
+    /// The calls of smbdirect_runtime_run().
+    calls: Calls,
     /// Notified when a handle of this runtime has an event.
     pub(crate) event: Arc<Notify>,
     /// The provider of the transport `loopback`, which connects ends of one runtime.
@@ -170,6 +175,7 @@ impl Runtime {
             tokio: Some(builder.enable_all().build()?),
             driven,
             log,
+            calls: Calls::default(),
             event: Arc::new(Notify::new()),
             loopback: Arc::new(Loopback::new()),
             roce: Roce::default(),
@@ -259,33 +265,63 @@ impl Runtime {
         self.tokio().spawn(future).abort_handle()
     }
 
-    /// Waits for `future`, or returns `None` after the timeout. With a timeout of 0, polls it once, and
-    /// `waker` is woken when it is worth polling again. A negative timeout never ends.
+    /// Waits for `future`. With a timeout of 0, polls it once, and `waker` is woken when it is worth polling again. A
+    /// negative timeout never ends.
+    ///
+    /// # Errors
+    /// The timeout is over, or the thread gives up.
     pub(crate) fn wait<T>(
         &self,
         timeout_ms: i32,
         waker: &Waker,
         future: impl Future<Output = T>,
-    ) -> Option<T> {
-        self.enter(|| match timeout_ms {
-            0 => {
-                if self.driven {
-                    // Let the tasks run once: they have no other opportunity.
-                    self.block_on(tokio::task::yield_now());
+    ) -> Result<T, Failure> {
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let deadline = timeout.map(|timeout| time::Instant::now() + timeout);
+        self.enter(|| {
+            let mut future = pin!(future);
+            loop {
+                let left = deadline.map(|end| end.saturating_duration_since(time::Instant::now()));
+                let value = match left {
+                    Some(_) if timeout_ms == 0 => self.poll(waker, future.as_mut()),
+                    _ if interrupt::is_set() => {
+                        let left = left.unwrap_or(Duration::MAX).min(interrupt::INTERVAL);
+                        self.block_for(Some(left), future.as_mut())
+                    }
+                    left => self.block_for(left, future.as_mut()),
+                };
+                match value {
+                    Some(value) => return Ok(value),
+                    None if deadline.is_some_and(|end| end <= time::Instant::now()) => {
+                        return Err(Failure::timed_out(timeout_ms));
+                    }
+                    None => interrupt::ask()?,
                 }
-                let mut context = Context::from_waker(waker);
-                match pin!(future).poll(&mut context) {
-                    Poll::Ready(value) => Some(value),
-                    Poll::Pending => None,
-                }
-            }
-            ..0 => Some(self.block_on(future)),
-            1.. => {
-                let timeout = Duration::from_millis(timeout_ms as u64);
-                let wait = async { time::timeout(timeout, future).await.ok() };
-                self.block_on(wait)
             }
         })
+    }
+
+    /// Waits for `future`, without the choice to give up. Returns `None` if it takes longer than `limit`.
+    pub(crate) fn block_for<T>(
+        &self,
+        limit: Option<Duration>,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        match limit {
+            None => Some(self.block_on(future)),
+            Some(limit) => self.block_on(async { time::timeout(limit, future).await.ok() }),
+        }
+    }
+
+    fn poll<T>(&self, waker: &Waker, future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        if self.driven {
+            // Let the tasks run once: they have no other opportunity.
+            self.block_on(tokio::task::yield_now());
+        }
+        match future.poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
     }
 }
 
@@ -421,7 +457,8 @@ pub unsafe extern "C" fn smbdirect_runtime_new(
 ///
 /// Also works on a runtime with a thread, which then only waits.
 ///
-/// Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_FORKED.
+/// Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_INVALID, _FORKED, _INTERRUPTED, or _ABORTED if
+/// the runtime is freed meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_runtime_run(
     runtime: *mut smbdirect_runtime,
@@ -432,8 +469,14 @@ pub unsafe extern "C" fn smbdirect_runtime_run(
     let value = unsafe {
         crate::status::call(error, || {
             let runtime = Runtime::of(runtime)?;
-            let event = runtime.wait(timeout_ms, Waker::noop(), runtime.event.notified());
-            Ok(event.is_some().into())
+            let event = runtime.calls.wait(runtime.event.notified());
+            match runtime.wait(timeout_ms, Waker::noop(), event) {
+                Ok(event) => event.map(|()| 1),
+                Err(failure) => match failure.code {
+                    SMBDIRECT_ERROR_TIMED_OUT | SMBDIRECT_ERROR_WOULD_BLOCK => Ok(0),
+                    _ => Err(failure),
+                },
+            }
         })
     };
     value as i32
@@ -441,11 +484,16 @@ pub unsafe extern "C" fn smbdirect_runtime_run(
 
 /// Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it. Connections
 /// that are still closing then, and those whose streams are open, are closed, which is waited for up to 10 s. NULL,
-/// and a runtime that was freed before, are ignored.
+/// and a runtime that was freed before, are ignored. Calls of other threads that wait in smbdirect_runtime_run() end
+/// with SMBDIRECT_ERROR_ABORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_runtime_free(runtime: *mut smbdirect_runtime) {
-    let live = pointers::handle(runtime, "runtime");
-    if live.is_ok_and(|live| live.shared.check().is_ok()) {
-        drop(pointers::take(runtime, "runtime"));
+    // SAFETY: there is no error to store.
+    unsafe {
+        call_status(std::ptr::null_mut(), || {
+            pointers::handle(runtime, "runtime")?.shared.check()?;
+            pointers::take(runtime, "runtime")?.shared.calls.end();
+            Ok(())
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! Status codes, and errors with their text.
 
 use std::{
-    ffi::{CStr, c_char},
+    ffi::{CStr, c_char, c_int},
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -52,6 +52,8 @@ pub const SMBDIRECT_ERROR_SYSTEM: i32 = -15;
 pub const SMBDIRECT_ERROR_FORKED: i32 = -16;
 /// A bug of the library. The text helps to report it.
 pub const SMBDIRECT_ERROR_INTERNAL: i32 = -17;
+/// The function that the program has set by smbdirect_set_interrupt() has ended the wait.
+pub const SMBDIRECT_ERROR_INTERRUPTED: i32 = -18;
 
 /// Length of the text in [`smbdirect_error`], in bytes, with the 0 at its end.
 const MESSAGE_BYTES: usize = 252;
@@ -259,6 +261,39 @@ pub(crate) fn set_errno(number: i32) {
     unsafe { *location() = number };
 }
 
+/// Keeps pthread_cancel() from ending this thread as long as the value lives: its unwinding must not pass through the
+/// library, which would not release what it holds.
+struct Uncancelled {
+    before: c_int,
+}
+
+impl Uncancelled {
+    fn new() -> Self {
+        const DISABLE: c_int = if cfg!(target_vendor = "apple") { 0 } else { 1 };
+
+        Self {
+            before: set_cancel_state(DISABLE),
+        }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        set_cancel_state(self.before);
+    }
+}
+
+/// Sets whether pthread_cancel() ends this thread, and returns what it was before.
+fn set_cancel_state(state: c_int) -> c_int {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    }
+    let mut before = state;
+    // SAFETY: the state is one of the system, and the pointer is valid during the call.
+    unsafe { pthread_setcancelstate(state, &mut before) };
+    before
+}
+
 /// Runs the body of a function of the interface. Returns the value of `body`. If it fails, returns its status
 /// code, stores it in `error` unless that is null, and sets `errno`.
 ///
@@ -268,6 +303,7 @@ pub(crate) unsafe fn call(
     error: *mut smbdirect_error,
     body: impl FnOnce() -> Result<i64, Failure>,
 ) -> i64 {
+    let _uncancelled = Uncancelled::new();
     // A panic leaves no lock of ours poisoned that a later call would not report.
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic
@@ -326,6 +362,7 @@ pub extern "C" fn smbdirect_strerror(code: i32) -> *const c_char {
         SMBDIRECT_ERROR_SYSTEM => c"operation of this machine failed",
         SMBDIRECT_ERROR_FORKED => c"handle of the parent process",
         SMBDIRECT_ERROR_INTERNAL => c"bug of the library",
+        SMBDIRECT_ERROR_INTERRUPTED => c"interrupted",
         _ => c"unknown status code",
     };
     text.as_ptr()

@@ -101,7 +101,7 @@ pub unsafe extern "C" fn smbdirect_read_start(
             let callback = Callback::new(callback, user_data);
             handle.run_operation(started, callback, async move {
                 // The read of a handle that was freed continues without the program.
-                let (result, bytes) = match events.unless_freed(reading).await {
+                let (result, bytes) = match events.calls.wait(reading).await {
                     Ok(Ok(bytes)) => (Ok(()), Some(bytes)),
                     Ok(Err(error)) => (Err(error.fault.into()), error.buffer),
                     Err(freed) => (Err(freed), None),

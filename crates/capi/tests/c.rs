@@ -88,7 +88,7 @@ fn programs() -> Option<&'static Path> {
         }
         for name in [
             "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout", "storm",
-            "ending",
+            "ending", "waits",
         ] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
@@ -465,6 +465,12 @@ fn threads_call_everything_without_races() {
 #[test]
 fn messages_arrive_when_a_program_ends() {
     run("ending");
+}
+
+/// The end of a handle, and a signal, end every call that waits; pthread_cancel does not.
+#[test]
+fn calls_that_wait_end() {
+    run("waits");
 }
 
 #[test]

@@ -35,6 +35,38 @@ static void accepting(void)
     smbdirect_listener_free(listener);
 }
 
+static void receiving(void)
+{
+    struct smbdirect_error error = { 0 };
+    struct smbdirect_connection *client, *server;
+    struct smbdirect_listener *listener;
+    char address[SMBDIRECT_ADDRESS_LENGTH], room[8];
+    struct iovec into = { room, sizeof room };
+
+    CHECK(smbdirect_listen(NULL, "127.0.0.1:0", NULL, &listener, &error) == 0);
+    CHECK(smbdirect_listener_address(listener, address, sizeof address, &error) == 0);
+    client = connect_to(address, NULL);
+    CHECK(smbdirect_accept(listener, 10000, &server, &error) == 0);
+    int fd = smbdirect_get_fd(client, &error);
+    CHECK(fd >= 0 && smbdirect_service(client, &error) == 0);
+    CHECK(smbdirect_recv(client, &into, 1, 0, NULL, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
+    /* The only message goes to the call that waits, although another one has asked before. */
+    CHECK(smbdirect_send(server, &into, 1, -1, &error) == 0);
+    CHECK(smbdirect_recv(client, &into, 1, 10000, NULL, &error) == sizeof room);
+    CHECK(smbdirect_recv(client, &into, 1, 0, NULL, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
+    CHECK(smbdirect_recv(client, &into, 1, 20, NULL, &error) == SMBDIRECT_ERROR_TIMED_OUT);
+    if (readable(fd, 0)) {
+        CHECK(smbdirect_service(client, &error) == 0);
+        CHECK(smbdirect_recv(client, &into, 1, 0, NULL, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
+    }
+    CHECK(smbdirect_send(server, &into, 1, -1, &error) == 0);
+    CHECK(readable(fd, 10000));
+    CHECK(smbdirect_recv(client, &into, 1, 0, NULL, &error) == sizeof room);
+    smbdirect_connection_free(client);
+    smbdirect_connection_free(server);
+    smbdirect_listener_free(listener);
+}
+
 static void received(struct smbdirect_connection *connection, const struct smbdirect_error *error,
                      struct smbdirect_buffer *buffer, void *user_data)
 {
@@ -102,6 +134,7 @@ static void deregistering(void)
 int main(void)
 {
     accepting();
+    receiving();
     deregistering();
     puts("no event was lost");
     return 0;
