@@ -25,8 +25,16 @@
  *
  * Rules for arguments. A handle is valid until it is freed, or handed over where a function says so. A call with a
  * handle that is not valid any more does nothing and returns SMBDIRECT_ERROR_INVALID; a handle is never used for
- * another object, except after 268 million further ones on machines with 32 bits. Texts end with a 0 byte and are UTF-8. Memory that is passed in has to be valid and unchanged, and memory for results must
- * be used by nothing else, during the call; with callbacks, until the callback, also while the program ends.
+ * another object, except after 268 million further ones on machines with 32 bits. Texts end with a 0 byte and are
+ * UTF-8. Memory that is passed in has to be valid and unchanged, and memory for results must be used by nothing else,
+ * during the call; with callbacks, until the callback, also while the program ends.
+ *
+ * Callbacks return. The stack of a callback has frames of the library, which must not be skipped: an exception of C++
+ * that leaves a callback ends the process by abort(), and longjmp() and pthread_exit() are undefined.
+ *
+ * Waits. A call that waits returns when its timeout is over, its handle is freed or its connection ends. A handler of
+ * a signal runs meanwhile and does not end the call; smbdirect_set_interrupt() has it end the calls of a thread. No
+ * call is a cancellation point: pthread_cancel() acts after the call has returned.
  *
  * Files. There is no registration of a file descriptor's memory: other processes can change or truncate the
  * file, and RDMA adapters cannot pin the pages of most file systems. To send a file without a copy, map it and
@@ -35,9 +43,9 @@
  *
  * Threads. Every function may be called by several threads at once, with the same handle too, and while other
  * calls, operations and callbacks are outstanding. A handle may be freed at any time: the library holds what it uses.
- * Calls that wait on the handle then end with SMBDIRECT_ERROR_ABORTED. Two things remain for the program: memory that
- * smbdirect_buffer_data() or smbdirect_message_data() returned must not be used after the buffer or the message was
- * freed or handed over by any thread, and callbacks run on the thread that calls smbdirect_service() or
+ * Calls that wait on the handle then always end with SMBDIRECT_ERROR_ABORTED. Two things remain for the program:
+ * memory that smbdirect_buffer_data() or smbdirect_message_data() returned must not be used after the buffer or the
+ * message was freed or handed over by any thread, and callbacks run on the thread that calls smbdirect_service() or
  * smbdirect_connection_free().
  *
  * Delivery. What a function or a callback reported as sent is delivered, unless the peer or the network fails or the
@@ -50,8 +58,8 @@
  * SMBDIRECT_ERROR_FORKED, and freeing a handle only forgets it. It can create handles of its own. The
  * parent's connections stay open until the child exits or calls exec().
  *
- * Logs and signals. The library writes to no file and changes no signal handler. smbdirect_runtime_new() sets
- * a callback for its log.
+ * Logs. The library writes to no file, and changes no handler of a signal. smbdirect_runtime_new() sets a callback for
+ * the lines of the log.
  *
  * This file is generated from the source of the package smbdirect-capi. */
 
@@ -235,8 +243,11 @@ typedef struct smbdirect_region smbdirect_region;
 typedef struct smbdirect_runtime smbdirect_runtime;
 
 /**
- * A setting of the transport, by its name and value. Both are texts, which must stay valid until the call that uses
- * the settings returns. The names are those of the Rust interface, with the unit of a time at the end.
+ * A setting by its name and value. Both are texts, which must stay valid until the call that uses the settings
+ * returns. The names are those of the Rust interface, with the unit of a time at the end.
+ *
+ * Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message waits in the
+ * middle for credits of the peer before the connection ends, 5000 by default, as in Windows.
  *
  * "iwarp" and "roce": `ird` and `ord` (0 to 128), `connect_timeout_ms`, `accept_timeout_ms`, `close_timeout_ms`,
  * `max_half_open` (1 or more), `poll_window_us`.
@@ -262,7 +273,8 @@ typedef struct smbdirect_option {
 
 /**
  * The settings of connections. Initialise them with smbdirect_settings_init(), then change fields. Later
- * versions of the library add fields at the end; `size` tells it which ones the program knows.
+ * versions of the library add fields at the end; `size` tells it which ones the program knows. In such a field 0 is
+ * the default: a library that does not know the field takes the settings only then.
  */
 typedef struct smbdirect_settings {
     /**
@@ -321,7 +333,7 @@ typedef struct smbdirect_settings {
      */
     uint32_t busy_poll_us;
     /**
-     * Settings of the transport, `options_count` of them, or NULL. Of two with the same name the later one counts.
+     * Further settings, `options_count` of them, or NULL. Of two with the same name the later one counts.
      */
     const struct smbdirect_option *options;
     /**
@@ -462,9 +474,9 @@ typedef void (*smbdirect_log_callback)(int32_t level, const char *message, void 
  * Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
  * smbdirect_connection_free(), and nowhere else.
  *
- * `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
- * of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
- * argument of the call that started the operation, whose memory belongs to the program again.
+ * `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call.
+ * `buffer` is the buffer of the operation, which belongs to the program again, or NULL if it has none. `user_data` is
+ * the argument of the call that started the operation, whose memory belongs to the program again.
  *
  * The callback may call every function of the library, smbdirect_connection_free() included. If
  * smbdirect_connection_free() calls it, `connection` is not valid any more, and calls with it return
@@ -571,7 +583,7 @@ int32_t smbdirect_get_fd(struct smbdirect_connection *connection, struct smbdire
 /**
  * Returns the events of poll() to wait for: always POLLIN.
  */
-int32_t smbdirect_which_events(const struct smbdirect_connection *_connection);
+int32_t smbdirect_which_events(const struct smbdirect_connection *connection);
 
 /**
  * Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next
@@ -628,18 +640,20 @@ int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirec
 void smbdirect_connection_free(struct smbdirect_connection *connection);
 
 /**
- * Sets the function that the calls of this thread ask every 50 ms while they wait, or removes it if it is NULL.
+ * Sets the function that the calls of this thread ask every 50 ms while they wait. NULL removes it.
  *
- * If it returns another number than 0, the call returns SMBDIRECT_ERROR_INTERRUPTED with EINTR in errno. It has done
- * what it does after a timeout, and smbdirect_connection_free() never asks. To let a signal end a call, have the handler set a variable of the type
- * `volatile sig_atomic_t`, and let `interrupted` return the variable.
+ * If it returns another number than 0, the call returns SMBDIRECT_ERROR_INTERRUPTED with EINTR in errno, and has done
+ * what it does after a timeout. To let a signal end a call, have the handler set a variable of the type
+ * `volatile sig_atomic_t`, and have `interrupted` return it. Only smbdirect_connection_free() and
+ * smbdirect_close_all(), whose waits are limited, never ask.
  */
 void smbdirect_set_interrupt(smbdirect_interrupt_callback interrupted,
                              void *user_data);
 
 /**
  * Listens on an address. The arguments are those of smbdirect_connect(); without a host, as in ":5445", it listens on
- * every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+ * every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that
+ * connect negotiate in the background.
  *
  * Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
  * _SYSTEM.
@@ -706,9 +720,10 @@ int32_t smbdirect_query(const struct smbdirect_connection *connection,
  * Messages that arrived before the end of the connection are returned before its error.
  *
  * Returns the length of the message, or 0 when the connection was closed gracefully and all messages
- * were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
- * is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
- * the error names its length. smbdirect_recv_message() takes messages of any length.
+ * were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns
+ * SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection is over, or
+ * SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of the error names its length.
+ * smbdirect_recv_message() takes messages of any length. An end in the middle of a message is an error.
  */
 int64_t smbdirect_recv(struct smbdirect_connection *connection,
                        const struct iovec *iov,
@@ -889,7 +904,7 @@ int32_t smbdirect_send_start(struct smbdirect_connection *connection,
 
 /**
  * Initialises the settings with a profile, one of the SMBDIRECT_PROFILE_ values. `size` is
- * sizeof(struct smbdirect_settings).
+ * sizeof(struct smbdirect_settings). Fields of a newer header than that of the library become 0.
  *
  * Returns 0, or SMBDIRECT_ERROR_INVALID for an unknown profile or a size of no version.
  */
@@ -901,8 +916,8 @@ int32_t smbdirect_settings_init(struct smbdirect_settings *settings, size_t size
 const char *smbdirect_strerror(int32_t code);
 
 /**
- * Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a program
- * was built with. A library works with programs that were built with an older header of the same soname.
+ * Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a
+ * program was built with. A library works with programs that were built with an older header of the same soname.
  */
 const char *smbdirect_version(void);
 

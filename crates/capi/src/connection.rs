@@ -429,7 +429,8 @@ pub unsafe extern "C" fn smbdirect_get_fd(
 
 /// Returns the events of poll() to wait for: always POLLIN.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn smbdirect_which_events(_connection: *const smbdirect_connection) -> i32 {
+pub unsafe extern "C" fn smbdirect_which_events(connection: *const smbdirect_connection) -> i32 {
+    let _ = connection;
     libc::POLLIN.into()
 }
 

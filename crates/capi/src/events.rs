@@ -25,9 +25,9 @@ use crate::{
 /// Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
 /// smbdirect_connection_free(), and nowhere else.
 ///
-/// `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
-/// of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
-/// argument of the call that started the operation, whose memory belongs to the program again.
+/// `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call.
+/// `buffer` is the buffer of the operation, which belongs to the program again, or NULL if it has none. `user_data` is
+/// the argument of the call that started the operation, whose memory belongs to the program again.
 ///
 /// The callback may call every function of the library, smbdirect_connection_free() included. If
 /// smbdirect_connection_free() calls it, `connection` is not valid any more, and calls with it return

@@ -21,11 +21,12 @@ thread_local! {
         const { Cell::new((None, std::ptr::null_mut())) };
 }
 
-/// Sets the function that the calls of this thread ask every 50 ms while they wait, or removes it if it is NULL.
+/// Sets the function that the calls of this thread ask every 50 ms while they wait. NULL removes it.
 ///
-/// If it returns another number than 0, the call returns SMBDIRECT_ERROR_INTERRUPTED with EINTR in errno. It has done
-/// what it does after a timeout, and smbdirect_connection_free() never asks. To let a signal end a call, have the handler set a variable of the type
-/// `volatile sig_atomic_t`, and let `interrupted` return the variable.
+/// If it returns another number than 0, the call returns SMBDIRECT_ERROR_INTERRUPTED with EINTR in errno, and has done
+/// what it does after a timeout. To let a signal end a call, have the handler set a variable of the type
+/// `volatile sig_atomic_t`, and have `interrupted` return it. Only smbdirect_connection_free() and
+/// smbdirect_close_all(), whose waits are limited, never ask.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_set_interrupt(
     interrupted: smbdirect_interrupt_callback,

@@ -30,7 +30,8 @@ pub struct smbdirect_listener {
 }
 
 /// Listens on an address. The arguments are those of smbdirect_connect(); without a host, as in ":5445", it listens on
-/// every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+/// every address of the machine. Port 0 picks a free port, which smbdirect_listener_address() returns. Peers that
+/// connect negotiate in the background.
 ///
 /// Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
 /// _SYSTEM.

@@ -1,17 +1,23 @@
-//! The settings of the software providers, by name and value.
+//! Further settings, by name and value.
 
 use std::{ffi::c_char, time::Duration};
 
-use smbdirect::rdma::{
-    iwarp::{FpduAlignment, MpaCrc, SendBuffer},
-    roce::cm::PathMtu,
+use smbdirect::{
+    Settings,
+    rdma::{
+        iwarp::{FpduAlignment, MpaCrc, SendBuffer},
+        roce::cm::PathMtu,
+    },
 };
 use smbdirect_transport::{Kind, RdmaSettings};
 
 use crate::{pointers, status::Failure};
 
-/// A setting of the transport, by its name and value. Both are texts, which must stay valid until the call that uses
-/// the settings returns. The names are those of the Rust interface, with the unit of a time at the end.
+/// A setting by its name and value. Both are texts, which must stay valid until the call that uses the settings
+/// returns. The names are those of the Rust interface, with the unit of a time at the end.
+///
+/// Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message waits in the
+/// middle for credits of the peer before the connection ends, 5000 by default, as in Windows.
 ///
 /// "iwarp" and "roce": `ird` and `ord` (0 to 128), `connect_timeout_ms`, `accept_timeout_ms`, `close_timeout_ms`,
 /// `max_half_open` (1 or more), `poll_window_us`.
@@ -32,14 +38,20 @@ pub struct smbdirect_option {
     pub value: *const c_char,
 }
 
-/// A setting of a software provider.
+/// The settings that options change.
+pub(crate) struct Changed {
+    pub(crate) rdma: RdmaSettings,
+    pub(crate) connection: Settings,
+}
+
+/// An option.
 #[derive(Clone, Copy)]
 struct Entry {
     name: &'static str,
     /// The values that are accepted, for the error message about any other value.
     values: &'static str,
     /// Sets the value, or returns `None` if it is not accepted.
-    set: fn(&mut RdmaSettings, &str) -> Option<()>,
+    set: fn(&mut Changed, &str) -> Option<()>,
 }
 
 /// An [`Entry`], from its name, its values, the function that parses one, and its fields.
@@ -61,42 +73,51 @@ const COUNT: &str = "a number, 1 or more";
 const READS: &str = "a number from 0 to 128";
 const BYTES: &str = "a number of bytes, 1 or more";
 const TIME_MS: &str = "a number of milliseconds, 1 or more";
+const TIME_MS_OR_NEVER: &str = "never, or a number of milliseconds, 1 or more";
 const WINDOW_US: &str = "a number of microseconds";
 const PORT: &str = "a number from 1 to 65535";
 const MAX_READS: u8 = 128;
 
+/// The settings that every transport has.
+const ANY: &[Entry] = &[entry!(
+    "credit_grant_timeout_ms",
+    TIME_MS_OR_NEVER,
+    time_ms_or_never,
+    connection.credit_grant_timeout
+)];
+
 /// The settings that iWARP and RoCE have.
 #[rustfmt::skip]
 const COMMON: &[Entry] = &[
-    entry!("ird", READS, reads, iwarp.ird, roce.ird),
-    entry!("ord", READS, reads, iwarp.ord, roce.ord),
-    entry!("connect_timeout_ms", TIME_MS, time_ms, iwarp.connect_timeout, roce.connect_timeout),
-    entry!("accept_timeout_ms", TIME_MS, time_ms, iwarp.accept_timeout, roce.accept_timeout),
-    entry!("close_timeout_ms", TIME_MS, time_ms, iwarp.close_timeout, roce.close_timeout),
-    entry!("max_half_open", COUNT, positive, iwarp.max_half_open, roce.max_half_open),
-    entry!("poll_window_us", WINDOW_US, time_us, iwarp.tuning.poll_window, roce.poll_window),
+    entry!("ird", READS, reads, rdma.iwarp.ird, rdma.roce.ird),
+    entry!("ord", READS, reads, rdma.iwarp.ord, rdma.roce.ord),
+    entry!("connect_timeout_ms", TIME_MS, time_ms, rdma.iwarp.connect_timeout, rdma.roce.connect_timeout),
+    entry!("accept_timeout_ms", TIME_MS, time_ms, rdma.iwarp.accept_timeout, rdma.roce.accept_timeout),
+    entry!("close_timeout_ms", TIME_MS, time_ms, rdma.iwarp.close_timeout, rdma.roce.close_timeout),
+    entry!("max_half_open", COUNT, positive, rdma.iwarp.max_half_open, rdma.roce.max_half_open),
+    entry!("poll_window_us", WINDOW_US, time_us, rdma.iwarp.tuning.poll_window, rdma.roce.poll_window),
 ];
 
 /// The settings of iWARP alone.
 #[rustfmt::skip]
 const IWARP: &[Entry] = &[
-    entry!("crc", "auto, on or off", crc, iwarp.crc),
-    entry!("revision", "1 or 2", |value| choose(value, &[("1", 1), ("2", 2)]), iwarp.revision),
-    entry!("fall_back", SWITCH, switch, iwarp.fall_back),
-    entry!("max_fpdu", BYTES, |value| positive(value).map(Some), iwarp.tuning.max_fpdu),
-    entry!("fpdu_alignment", "auto, off, single or runs", alignment, iwarp.tuning.fpdu_alignment),
-    entry!("startup_probe", SWITCH, switch, iwarp.tuning.startup_probe),
-    entry!("congestion_control", "a name", name, iwarp.tuning.congestion_control),
-    entry!("send_buffer", "auto, system or a number of bytes", send_buffer, iwarp.tuning.send_buffer),
+    entry!("crc", "auto, on or off", crc, rdma.iwarp.crc),
+    entry!("revision", "1 or 2", |value| choose(value, &[("1", 1), ("2", 2)]), rdma.iwarp.revision),
+    entry!("fall_back", SWITCH, switch, rdma.iwarp.fall_back),
+    entry!("max_fpdu", BYTES, |value| positive(value).map(Some), rdma.iwarp.tuning.max_fpdu),
+    entry!("fpdu_alignment", "auto, off, single or runs", alignment, rdma.iwarp.tuning.fpdu_alignment),
+    entry!("startup_probe", SWITCH, switch, rdma.iwarp.tuning.startup_probe),
+    entry!("congestion_control", "a name", name, rdma.iwarp.tuning.congestion_control),
+    entry!("send_buffer", "auto, system or a number of bytes", send_buffer, rdma.iwarp.tuning.send_buffer),
 ];
 
 /// The settings of RoCE alone.
 #[rustfmt::skip]
 const ROCE: &[Entry] = &[
-    entry!("udp_port", PORT, positive, roce.udp_port),
-    entry!("peer_udp_port", PORT, positive, roce.peer_udp_port),
-    entry!("path_mtu", "256, 512, 1024, 2048 or 4096", path_mtu, roce.path_mtu),
-    entry!("max_in_flight", BYTES, positive, roce.max_in_flight),
+    entry!("udp_port", PORT, positive, rdma.roce.udp_port),
+    entry!("peer_udp_port", PORT, positive, rdma.roce.peer_udp_port),
+    entry!("path_mtu", "256, 512, 1024, 2048 or 4096", path_mtu, rdma.roce.path_mtu),
+    entry!("max_in_flight", BYTES, positive, rdma.roce.max_in_flight),
 ];
 
 /// Sets what the options of a caller say.
@@ -109,7 +130,7 @@ const ROCE: &[Entry] = &[
 pub(crate) unsafe fn apply(
     options: *const smbdirect_option,
     count: usize,
-    settings: &mut RdmaSettings,
+    settings: &mut Changed,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's array has `count` values.
     for option in unsafe { pointers::array(options, count, "options") }? {
@@ -125,20 +146,22 @@ pub(crate) unsafe fn apply(
     Ok(())
 }
 
-fn set(settings: &mut RdmaSettings, name: &str, value: &str) -> Result<(), Failure> {
-    let entries = match settings.kind {
-        Kind::Iwarp => [COMMON, IWARP].concat(),
-        Kind::Roce => [COMMON, ROCE].concat(),
-        Kind::Verbs | Kind::Loopback => Vec::new(),
-    };
+/// Returns the settings that a transport has.
+fn entries(kind: Kind) -> Vec<Entry> {
+    match kind {
+        Kind::Iwarp => [ANY, COMMON, IWARP].concat(),
+        Kind::Roce => [ANY, COMMON, ROCE].concat(),
+        Kind::Verbs | Kind::Loopback => ANY.to_vec(),
+    }
+}
+
+fn set(settings: &mut Changed, name: &str, value: &str) -> Result<(), Failure> {
+    let kind = settings.rdma.kind;
+    let entries = entries(kind);
     let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
         let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
-        let known = match &names[..] {
-            [] => "no settings, so".to_owned(),
-            names => format!("the settings {},", names.join(", ")),
-        };
         // The name of the caller is last: a long text loses its end.
-        let message = format!("{} has {known} not {name:?}", settings.kind.name());
+        let message = format!("{} has {}, not {name:?}", kind.name(), names.join(", "));
         return Err(Failure::invalid(message));
     };
     let done = (entry.set)(settings, value);
@@ -176,6 +199,13 @@ fn reads<T: From<u8>>(text: &str) -> Option<T> {
 
 fn time_ms(text: &str) -> Option<Duration> {
     positive(text).map(|number: u32| Duration::from_millis(number.into()))
+}
+
+fn time_ms_or_never(text: &str) -> Option<Option<Duration>> {
+    match text {
+        "never" => Some(None),
+        _ => time_ms(text).map(Some),
+    }
 }
 
 fn time_us(text: &str) -> Option<Duration> {
@@ -227,10 +257,27 @@ mod tests {
     use super::*;
     use crate::status::smbdirect_error;
 
-    fn settings(kind: Kind) -> RdmaSettings {
-        RdmaSettings {
-            kind,
-            ..RdmaSettings::default()
+    fn settings(kind: Kind) -> Changed {
+        Changed {
+            rdma: RdmaSettings {
+                kind,
+                ..RdmaSettings::default()
+            },
+            connection: Settings::default(),
+        }
+    }
+
+    #[test]
+    fn each_setting_of_every_transport_has_an_effect() {
+        for (name, value) in [
+            ("credit_grant_timeout_ms", "77"),
+            ("credit_grant_timeout_ms", "never"),
+        ] {
+            for kind in [Kind::Iwarp, Kind::Roce, Kind::Verbs, Kind::Loopback] {
+                let mut changed = settings(kind);
+                set(&mut changed, name, value).unwrap();
+                assert_ne!(changed.connection, Settings::default(), "{name}");
+            }
         }
     }
 
@@ -254,9 +301,9 @@ mod tests {
             ("send_buffer", "100000"),
         ] {
             let mut changed = settings(Kind::Iwarp);
-            let before = format!("{:?}", changed.iwarp);
+            let before = format!("{:?}", changed.rdma.iwarp);
             set(&mut changed, name, value).unwrap();
-            assert_ne!(format!("{:?}", changed.iwarp), before, "{name}");
+            assert_ne!(format!("{:?}", changed.rdma.iwarp), before, "{name}");
         }
     }
 
@@ -276,9 +323,9 @@ mod tests {
             ("poll_window_us", "0"),
         ] {
             let mut changed = settings(Kind::Roce);
-            let before = format!("{:?}", changed.roce);
+            let before = format!("{:?}", changed.rdma.roce);
             set(&mut changed, name, value).unwrap();
-            assert_ne!(format!("{:?}", changed.roce), before, "{name}");
+            assert_ne!(format!("{:?}", changed.rdma.roce), before, "{name}");
         }
     }
 
@@ -325,15 +372,15 @@ mod tests {
                 Kind::Roce,
                 "crc",
                 "on",
-                "roce has the settings ird, ord, connect_timeout_ms, accept_timeout_ms, close_timeout_ms, \
-                 max_half_open, poll_window_us, udp_port, peer_udp_port, path_mtu, max_in_flight, not \
-                 \"crc\"",
+                "roce has credit_grant_timeout_ms, ird, ord, connect_timeout_ms, \
+                 accept_timeout_ms, close_timeout_ms, max_half_open, poll_window_us, udp_port, \
+                 peer_udp_port, path_mtu, max_in_flight, not \"crc\"",
             ),
             (
                 Kind::Loopback,
                 "ird",
                 "1",
-                "loopback has no settings, so not \"ird\"",
+                "loopback has credit_grant_timeout_ms, not \"ird\"",
             ),
         ] {
             let failure = set(&mut settings(kind), name, value).unwrap_err();
@@ -344,8 +391,8 @@ mod tests {
     #[test]
     fn names_and_values_of_any_length_leave_room_for_what_is_possible() {
         let long = "x".repeat(1000);
-        for (kind, tables) in [(Kind::Iwarp, [COMMON, IWARP]), (Kind::Roce, [COMMON, ROCE])] {
-            let entries = tables.concat();
+        for kind in [Kind::Iwarp, Kind::Roce, Kind::Verbs] {
+            let entries = entries(kind);
             let unknown = set(&mut settings(kind), &long, "1").unwrap_err();
             let told = smbdirect_error::new(&unknown).text();
             for entry in &entries {

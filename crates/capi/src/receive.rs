@@ -81,9 +81,10 @@ impl smbdirect_connection {
 /// Messages that arrived before the end of the connection are returned before its error.
 ///
 /// Returns the length of the message, or 0 when the connection was closed gracefully and all messages
-/// were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
-/// is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
-/// the error names its length. smbdirect_recv_message() takes messages of any length.
+/// were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns
+/// SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection is over, or
+/// SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of the error names its length.
+/// smbdirect_recv_message() takes messages of any length. An end in the middle of a message is an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_recv(
     connection: *mut smbdirect_connection,

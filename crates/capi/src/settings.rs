@@ -4,7 +4,7 @@ use std::{
     ffi::c_char,
     mem::{MaybeUninit, offset_of},
     net::SocketAddr,
-    ptr,
+    ptr, slice,
     time::Duration,
 };
 
@@ -12,7 +12,7 @@ use smbdirect::{Config, ConnectError, Settings, rdma::work::ProviderError};
 use smbdirect_transport::{Kind, RdmaSettings, explain_connect, explain_listen};
 
 use crate::{
-    options::{self, smbdirect_option},
+    options::{self, Changed, smbdirect_option},
     pointers,
     status::{Failure, SMBDIRECT_ERROR_INVALID},
     transport,
@@ -26,7 +26,8 @@ pub const SMBDIRECT_PROFILE_WINDOWS: i32 = 1;
 pub const SMBDIRECT_PROFILE_LINUX: i32 = 2;
 
 /// The settings of connections. Initialise them with smbdirect_settings_init(), then change fields. Later
-/// versions of the library add fields at the end; `size` tells it which ones the program knows.
+/// versions of the library add fields at the end; `size` tells it which ones the program knows. In such a field 0 is
+/// the default: a library that does not know the field takes the settings only then.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct smbdirect_settings {
@@ -59,20 +60,25 @@ pub struct smbdirect_settings {
     /// Time in microseconds that a receive polls before it sleeps, which shortens latency and costs a
     /// core. With 0 it sleeps immediately.
     pub busy_poll_us: u32,
-    /// Settings of the transport, `options_count` of them, or NULL. Of two with the same name the later one counts.
+    /// Further settings, `options_count` of them, or NULL. Of two with the same name the later one counts.
     pub options: *const smbdirect_option,
     /// Number of `options`.
     pub options_count: usize,
 }
 
-/// The sizes of the settings in each version of the library, of which a program has one.
-const SIZES: [usize; 2] = [
-    offset_of!(smbdirect_settings, options),
-    size_of::<smbdirect_settings>(),
-];
+/// Size of the settings in the first version of the library.
+const MIN_SIZE: usize = offset_of!(smbdirect_settings, options);
+
+/// Limit of the size of the settings in later versions, so that a size that was never set is refused.
+const MAX_SIZE: usize = 4096;
+
+/// Returns whether the settings of a version of the library can have this size.
+fn is_size(size: usize) -> bool {
+    (MIN_SIZE..=MAX_SIZE).contains(&size) && size.is_multiple_of(align_of::<smbdirect_settings>())
+}
 
 /// Initialises the settings with a profile, one of the SMBDIRECT_PROFILE_ values. `size` is
-/// sizeof(struct smbdirect_settings).
+/// sizeof(struct smbdirect_settings). Fields of a newer header than that of the library become 0.
 ///
 /// Returns 0, or SMBDIRECT_ERROR_INVALID for an unknown profile or a size of no version.
 #[unsafe(no_mangle)]
@@ -87,7 +93,7 @@ pub unsafe extern "C" fn smbdirect_settings_init(
         SMBDIRECT_PROFILE_LINUX => Settings::linux(),
         _ => return SMBDIRECT_ERROR_INVALID,
     };
-    if settings.is_null() || !SIZES.contains(&size) {
+    if settings.is_null() || !is_size(size) {
         return SMBDIRECT_ERROR_INVALID;
     }
     let milliseconds = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
@@ -108,9 +114,16 @@ pub unsafe extern "C" fn smbdirect_settings_init(
         options: ptr::null(),
         options_count: 0,
     };
-    let bytes = ptr::from_ref(&initial).cast::<u8>();
-    // SAFETY: the caller's memory has `size` bytes, which are the first ones of the settings.
-    unsafe { ptr::copy_nonoverlapping(bytes, settings.cast(), size) };
+    let (bytes, known) = (
+        ptr::from_ref(&initial).cast::<u8>(),
+        size.min(size_of_val(&initial)),
+    );
+    let settings = settings.cast::<u8>();
+    // SAFETY: the caller's memory has `size` bytes, of which the first ones are those of `initial`.
+    unsafe {
+        ptr::copy_nonoverlapping(bytes, settings, known);
+        ptr::write_bytes(settings.add(known), 0, size - known);
+    }
     0
 }
 
@@ -136,25 +149,26 @@ impl Prepared {
         }
         // SAFETY: the first field of any version of the settings is the size.
         let size = unsafe { settings.cast::<usize>().read() };
-        if !SIZES.contains(&size) {
+        if !is_size(size) {
             let message =
                 format!("settings of {size} bytes: initialise them with smbdirect_settings_init()");
             return Err(Failure::invalid(message));
         }
         let mut given = MaybeUninit::<smbdirect_settings>::zeroed();
-        // SAFETY: the settings have `size` bytes. The fields of later versions are zero: no options.
-        let given = unsafe {
-            let bytes = given.as_mut_ptr().cast::<u8>();
-            ptr::copy_nonoverlapping(settings.cast(), bytes, size);
-            given.assume_init()
+        let known = size.min(size_of_val(&given));
+        // SAFETY: the settings have `size` bytes. Fields that the program does not know are zero.
+        let (given, newer) = unsafe {
+            let (from, to) = (settings.cast::<u8>(), given.as_mut_ptr().cast::<u8>());
+            ptr::copy_nonoverlapping(from, to, known);
+            let newer = slice::from_raw_parts(from.add(known), size - known);
+            (given.assume_init(), newer)
         };
-        let mut rdma = RdmaSettings::default();
-        if !given.transport.is_null() {
-            // SAFETY: the text ends with a 0 byte.
-            rdma.kind = transport::kind(unsafe { pointers::text(given.transport, "transport") }?)?;
+        if newer.iter().any(|&byte| byte != 0) {
+            let message = format!(
+                "the settings have fields after byte {known}, which this library does not know"
+            );
+            return Err(Failure::invalid(message));
         }
-        // SAFETY: the array has this number of options, whose texts end with a 0 byte.
-        unsafe { options::apply(given.options, given.options_count, &mut rdma) }?;
         let milliseconds = |value: u32| Duration::from_millis(value.into());
         let mut settings = Settings::default();
         settings.send_credit_target = given.send_credit_target;
@@ -167,10 +181,20 @@ impl Prepared {
         settings.keepalive_response_timeout = milliseconds(given.keepalive_response_timeout_ms);
         settings.active_negotiation_timeout = milliseconds(given.active_negotiation_timeout_ms);
         settings.passive_negotiation_timeout = milliseconds(given.passive_negotiation_timeout_ms);
-        let config = Config::new(settings)?;
+        let mut changed = Changed {
+            rdma: RdmaSettings::default(),
+            connection: settings,
+        };
+        if !given.transport.is_null() {
+            // SAFETY: the text ends with a 0 byte.
+            let name = unsafe { pointers::text(given.transport, "transport") }?;
+            changed.rdma.kind = transport::kind(name)?;
+        }
+        // SAFETY: the array has this number of options, whose texts end with a 0 byte.
+        unsafe { options::apply(given.options, given.options_count, &mut changed) }?;
         Ok(Self {
-            rdma,
-            config,
+            rdma: changed.rdma,
+            config: Config::new(changed.connection)?,
             busy_poll: Duration::from_micros(given.busy_poll_us.into()),
         })
     }

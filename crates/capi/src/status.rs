@@ -368,8 +368,8 @@ pub extern "C" fn smbdirect_strerror(code: i32) -> *const c_char {
     text.as_ptr()
 }
 
-/// Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a program
-/// was built with. A library works with programs that were built with an older header of the same soname.
+/// Returns the version of the library that runs, such as "0.1.0". SMBDIRECT_VERSION is that of the header that a
+/// program was built with. A library works with programs that were built with an older header of the same soname.
 #[unsafe(no_mangle)]
 pub extern "C" fn smbdirect_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -452,10 +452,11 @@ fn threads_call_everything_without_races() {
             &format!("tests/c/{name}.c"),
             &["-fsanitize=thread"],
         );
+        let suppressions = source().join("tsan.supp");
         let mut command = Command::new(program);
         command.env(
             "TSAN_OPTIONS",
-            "ignore_noninstrumented_modules=1:halt_on_error=1",
+            format!("suppressions={}:halt_on_error=1", suppressions.display()),
         );
         print!("{}", finish(start(&mut command), name, String::new()));
     }

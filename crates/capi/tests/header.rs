@@ -81,6 +81,13 @@ fn header_is_that_of_the_source() {
 }
 
 #[test]
+fn header_has_short_lines() {
+    for line in header().lines() {
+        assert!(line.len() < 120, "{line}");
+    }
+}
+
+#[test]
 fn symbol_map_has_every_function_of_the_header() {
     let header = header();
     let functions = functions(&header);

@@ -38,6 +38,7 @@ int main(void)
     struct smbdirect_listener *listener;
     struct smbdirect_runtime *runtime;
     struct smbdirect_settings settings;
+    struct { struct smbdirect_settings settings; uint64_t field[8]; } newer;
     struct smbdirect_region *region;
     struct smbdirect_buffer *buffer;
     struct smbdirect_message *message;
@@ -72,6 +73,15 @@ int main(void)
     CHECK(smbdirect_settings_init(&settings, offsetof(struct smbdirect_settings, options), 0) == 0);
     CHECK(settings.options_count == (size_t)0x5555555555555555 && settings.busy_poll_us == 0);
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 5000, &client, &error) == SMBDIRECT_ERROR_REFUSED);
+    /* A program of a later version has further fields, and 0 is the default of each. */
+    memset(&newer, 0x55, sizeof newer);
+    CHECK(smbdirect_settings_init(&newer.settings, 5000, 0) == SMBDIRECT_ERROR_INVALID);
+    CHECK(smbdirect_settings_init(&newer.settings, sizeof newer, 0) == 0);
+    CHECK(newer.field[0] == 0 && newer.field[7] == 0 && newer.settings.options_count == 0);
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &newer.settings, 5000, &client, &error) == SMBDIRECT_ERROR_REFUSED);
+    newer.field[7] = 1;
+    CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &newer.settings, 5000, &client, &error) == SMBDIRECT_ERROR_INVALID);
+    CHECK(strstr(error.message, "this library does not know") != NULL);
     CHECK(smbdirect_settings_init(&settings, sizeof settings, SMBDIRECT_PROFILE_LINUX) == 0);
     settings.max_send_size = 1;
     CHECK(smbdirect_connect(NULL, "127.0.0.1:1", &settings, 1000, &client, &error)
