@@ -2,10 +2,13 @@
 
 import array
 import asyncio
+import copy
 import ctypes
 import errno
+import functools
 import gc
 import os
+import pickle
 import random
 import signal
 import socket
@@ -15,6 +18,7 @@ import threading
 import time
 import unittest
 import warnings
+from unittest import mock
 
 import smbdirect
 from smbdirect import aio
@@ -192,6 +196,62 @@ class Freed(unittest.TestCase):
         self.assertEqual(unexpected, [])
 
 
+class Owners(unittest.TestCase):
+    """Objects that own a handle of the library."""
+
+    def test_objects_are_neither_copied_nor_pickled(self):
+        client, server = pair(self)
+        listener = smbdirect.listen("127.0.0.1:0")
+        region = client.register(10, write=True)
+        for owner in (client, listener, region, smbdirect.Buffer(10)):
+            for attempt in (copy.copy, copy.deepcopy, *(functools.partial(pickle.dumps, protocol=p) for p in range(6))):
+                with self.subTest(owner=owner, attempt=attempt), self.assertRaisesRegex(TypeError, "owns a handle"):
+                    attempt(owner)
+        gc.collect()
+        client.send(b"alive", timeout=LIMIT)
+        self.assertEqual(server.recv(timeout=LIMIT), b"alive")
+        for value in (region.descriptor, client.info()):
+            self.assertEqual(pickle.loads(pickle.dumps(value)), value)
+
+    def test_two_closes_are_one(self):
+        for _ in range(20):
+            client, server = pair(self)
+            taking = in_thread(lambda server=server: list(server))
+            closing = [in_thread(lambda client=client: client.close(timeout=LIMIT)) for _ in range(3)]
+            self.assertEqual([result() for result in closing], [None] * 3)
+            client.close()
+            self.assertEqual(taking(), [])
+
+    def test_texts_have_addresses(self):
+        client, _server = pair(self)
+        address = client.info().remote_address
+        self.assertEqual(repr(client), f"<smbdirect.Connection to {address}>")
+        client.free()
+        self.assertEqual(repr(client), "<smbdirect.Connection freed>")
+        with smbdirect.listen("127.0.0.1:0") as listener:
+            self.assertEqual(repr(listener), f"<smbdirect.Listener on {listener.address}>")
+        self.assertEqual(repr(listener), "<smbdirect.Listener closed>")
+
+    def test_receivers_and_closers_of_asyncio_take_turns(self):
+        async def run():
+            async with aio.listen("127.0.0.1:0") as listener:
+                client = await aio.connect(listener.address)
+                server = await listener.accept()
+                waiting = [asyncio.ensure_future(client.recv()) for _ in range(10)]
+                await asyncio.sleep(0)
+                waiting[3].cancel()
+                for number in range(9):
+                    await server.send(b"%d" % number)
+                received = await asyncio.gather(*waiting, return_exceptions=True)
+                self.assertIsInstance(received.pop(3), asyncio.CancelledError)
+                self.assertEqual(received, [b"%d" % number for number in range(9)])
+                self.assertEqual(await asyncio.gather(client.close(), client.close()), [None, None])
+                await client.close()
+                server.free()
+
+        asyncio.run(asyncio.wait_for(run(), LIMIT))
+
+
 class Signals(unittest.TestCase):
     """Handlers of signals run while a call waits, and their exceptions end it."""
 
@@ -280,6 +340,18 @@ class Signals(unittest.TestCase):
                 self.with_signal(call, interrupt)
             self.assertLess(time.monotonic() - begun, 5, name)
 
+    def test_exception_of_a_handler_is_not_kept(self):
+        """It refers to the frames of the call, and so to the memory of the program."""
+        client, _server = pair(self)
+
+        def interrupt(*_):
+            raise self.Interrupt
+
+        room = bytearray(100)
+        with self.assertRaises(self.Interrupt):
+            self.with_signal(lambda: client.recv_into(room), interrupt)
+        room.extend(b"moved")
+
     def test_call_goes_on_after_a_handler(self):
         client, server = pair(self)
         seen = []
@@ -293,9 +365,39 @@ class Signals(unittest.TestCase):
         with self.assertRaises(smbdirect.TimedOutError) as raised:
             self.with_signal(lambda: client.recv(timeout=0.4), lambda *_: seen.append(1))
         self.assertGreaterEqual(time.monotonic() - begun, 0.4)
-        self.assertIn("0.4 s", str(raised.exception))
+        self.assertIn("400 ms", str(raised.exception))
         self.assertEqual(len(seen), 2)
 
+    def test_handler_makes_calls_that_handlers_end(self):
+        """The second signal comes while the handler of the first one waits."""
+        client, server = pair(self)
+        seen = []
+
+        def handler(*_):
+            seen.append(len(seen))
+            if len(seen) == 1:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with self.assertRaises(self.Interrupt):
+                    client.recv(timeout=LIMIT)
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+            elif len(seen) == 2:
+                raise self.Interrupt
+            else:
+                server.send(b"at last", timeout=LIMIT)
+
+        self.assertEqual(self.with_signal(lambda: client.recv(timeout=LIMIT), handler), b"at last")
+        self.assertEqual(seen, [0, 1, 2])
+
+    def test_no_call_starts_a_thread(self):
+        client, server = pair(self)
+        region = server.register(10, read=True, write=True)
+        with mock.patch("_thread.start_new_thread") as started, mock.patch("threading.Thread.start") as also_started:
+            client.write(region.descriptor, b"x", timeout=LIMIT)
+            client.read(region.descriptor, 1, timeout=LIMIT)
+            client.keepalive(timeout=LIMIT)
+            smbdirect.listen("127.0.0.1:0").close()
+        started.assert_not_called()
+        also_started.assert_not_called()
 
     def test_handler_frees_the_object_of_the_call(self):
         client, _server = pair(self)
@@ -636,6 +738,40 @@ junk = [b"B" * 60000 for _ in range(300)]
             self.assertEqual(process.returncode, 0, errors)
             self.assertLessEqual(set(region.deregister(timeout=LIMIT)), {0, ord("A")})
             server.free()
+
+    def test_calls_work_at_the_end(self):
+        """From Python 3.12 a function of atexit cannot start threads."""
+        program = """
+import atexit
+
+async def both():
+    async with aio.listen("127.0.0.1:0") as listener, aio.connect(listener.address) as client:
+        server = await listener.accept()
+        region = server.register(10, read=True, write=True)
+        await client.write(region.descriptor, b"aio")
+        await client.send(await client.read(region.descriptor, 3))
+        assert await server.recv() == b"aio"
+        server.free()
+
+def last():
+    listener = smbdirect.listen("127.0.0.1:0")
+    client = smbdirect.connect(listener.address, timeout=5)
+    server = listener.accept(timeout=5)
+    region = server.register(10, read=True, write=True)
+    client.write(region.descriptor, b"blocking", timeout=5)
+    client.send(client.read(region.descriptor, 8, timeout=5))
+    assert server.recv(timeout=5) == b"blocking"
+    assert client.keepalive(timeout=5) > 0
+    assert region.deregister(timeout=5) == b"blocking" + bytes(2)
+    client.close(timeout=5)
+    asyncio.run(both())
+    print("all works", file=sys.stderr)
+
+atexit.register(last)
+"""
+        process = self.start(program, "")
+        _, errors = process.communicate(timeout=LIMIT)
+        self.assertEqual((process.returncode, errors), (0, "all works\n"))
 
 
 if __name__ == "__main__":

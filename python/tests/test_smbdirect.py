@@ -112,12 +112,12 @@ class Blocking(unittest.TestCase):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = "127.0.0.1:%d" % silent.getsockname()[1]
-            late = rf"{address} did not answer within 0\.0?5 ?m?s?.*; check the address"
+            late = rf"{address} did not answer within 50\.0 ms; check the address"
             with self.assertRaisesRegex(smbdirect.TimedOutError, late):
                 smbdirect.connect(address, timeout=0.05)
         with self.assertRaisesRegex(smbdirect.InvalidError, "ird is a number from 0 to 128, not \"200\""):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT, ird=200)
-        with self.assertRaisesRegex(smbdirect.InvalidError, "iwarp has the settings ird, .*, not \"udp_port\""):
+        with self.assertRaisesRegex(smbdirect.InvalidError, "iwarp has .*, ird, .*, not \"udp_port\""):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT, udp_port=1)
 
     def test_ends_of_roce_with_different_settings_share_the_port(self):
@@ -141,7 +141,7 @@ class Blocking(unittest.TestCase):
         for transport, other in (("iwarp", {"udp_port": 1}), ("roce", {"crc": "off"})):
             with self.assertRaises(smbdirect.InvalidError) as raised:
                 smbdirect.connect("127.0.0.1:1", transport=transport, timeout=LIMIT, **other)
-            names = str(raised.exception).split("the settings ")[1].split(", not ")[0].split(", ")
+            names = str(raised.exception).split(" has ")[1].split(", not ")[0].split(", ")
             known.update(names)
             for name in names:
                 value = {"crc": "off", "fpdu_alignment": "runs", "send_buffer": "system", "congestion_control": "reno",

@@ -54,7 +54,6 @@ from ._common import (
     settings,
     take_buffer,
     text,
-    waited,
 )
 from ._library import library
 
@@ -103,7 +102,8 @@ def connect(
     Raises Error, most often RefusedError or TimedOutError; OverflowError for a setting that does not fit; ValueError
     for an address with a NUL, or a timeout of 0.
     """
-    if milliseconds(timeout) == 0:
+    limit = milliseconds(timeout)
+    if limit == 0:
         raise ValueError("a timeout of 0 s")
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)
@@ -112,12 +112,8 @@ def connect(
     assert pointer.value is not None
     connection = Connection(pointer.value)
     try:
-        late = (
-            f"{address} did not answer within {timeout} s; check the address, that SMB Direct listens there, and "
-            "firewalls between, or give it more time"
-        )
-        finish = library.smbdirect_connect_finish
-        check(waited(timeout, error, lambda ms: finish(pointer, ms, byref(error)), late), error)
+        status = interruptible(lambda: library.smbdirect_connect_finish(pointer, limit, byref(error)))
+        check(status, error)
     except BaseException:
         connection.free()
         raise
@@ -143,21 +139,12 @@ class Connection(Handle):
         `invalidated` tells it from the end of the connection.
         """
         array, _held = parts(pieces)
-        pointer, error = self._live(), c.Error()
-        if invalidate is None:
-            status = waited(
-                timeout, error, lambda ms: library.smbdirect_send(pointer, array, len(array), ms, byref(error))
-            )
-        else:
-            token = number("invalidate", invalidate, 32)
-            status = waited(
-                timeout,
-                error,
-                lambda ms: library.smbdirect_send_and_invalidate(
-                    pointer, array, len(array), token, ms, byref(error)
-                ),
-            )
-        check(status, error)
+        pointer, error, limit = self._live(), c.Error(), milliseconds(timeout)
+        function, arguments = library.smbdirect_send, [pointer, array, len(array)]
+        if invalidate is not None:
+            function = library.smbdirect_send_and_invalidate
+            arguments.append(number("invalidate", invalidate, 32))
+        check(interruptible(lambda: function(*arguments, limit, byref(error))), error)
 
     def recv(self, timeout: Optional[float] = None) -> bytes:
         """Returns the next message, or b"" after the connection was closed gracefully.
@@ -165,12 +152,10 @@ class Connection(Handle):
         Afterwards, `invalidated` is the token of the registration that the peer ended with it, if any. b"" with a
         token is an empty message, not the end.
         """
-        pointer = self._live()
+        pointer, limit = self._live(), milliseconds(timeout)
         message = self._take(
-            lambda message, error: waited(
-                timeout,
-                error,
-                lambda ms: library.smbdirect_recv_message(pointer, ms, byref(message), byref(error)),
+            lambda message, error: interruptible(
+                lambda: library.smbdirect_recv_message(pointer, limit, byref(message), byref(error))
             )
         )
         if message is None:
@@ -182,14 +167,12 @@ class Connection(Handle):
 
         Raises InvalidError for a message that is longer than the buffer, which the next call gets.
         """
-        pointer = self._live()
+        pointer, limit = self._live(), milliseconds(timeout)
         array, held = room(buffer)
         try:
             length = self._take_into(
-                lambda token, error: waited(
-                    timeout,
-                    error,
-                    lambda ms: library.smbdirect_recv(pointer, array, len(array), ms, token, byref(error)),
+                lambda token, error: interruptible(
+                    lambda: library.smbdirect_recv(pointer, array, len(array), limit, token, byref(error))
                 )
             )
         finally:
@@ -198,6 +181,11 @@ class Connection(Handle):
         if length is None:
             raise TimedOutError("no message has arrived")
         return length
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields messages until the connection is closed gracefully."""
+        while (message := self.recv()) or self.invalidated is not None:
+            yield message
 
     def register(
         self, content: Union[int, Data, Buffer], *, read: bool = False, write: bool = False, invalidate: bool = True
@@ -221,11 +209,10 @@ class Connection(Handle):
         pointer, limit = self._live(), milliseconds(timeout)
         check_range(array, start, size)
         into = ctypes.create_string_buffer(size)
-        interruptible(
-            lambda: check(
-                library.smbdirect_read(pointer, array, len(array), start, into, size, limit, byref(error)), error
-            )
+        status = interruptible(
+            lambda: library.smbdirect_read(pointer, array, len(array), start, into, size, limit, byref(error))
         )
+        check(status, error)
         return into.raw
 
     def write(
@@ -239,19 +226,19 @@ class Connection(Handle):
         is sent after this call."""
         array, error, held = descriptors(target), c.Error(), as_bytes(data)
         pointer, start, limit = self._live(), number("offset", offset, 64), milliseconds(timeout)
-        interruptible(
-            lambda: check(
-                library.smbdirect_write(pointer, array, len(array), start, held, len(held), limit, byref(error)), error
-            )
+        status = interruptible(
+            lambda: library.smbdirect_write(pointer, array, len(array), start, held, len(held), limit, byref(error))
         )
+        check(status, error)
 
     def keepalive(self, timeout: Optional[float] = None) -> float:
         """Asks the peer for a keepalive, and returns the seconds until its answer."""
         error, nanoseconds = c.Error(), c_uint64()
         pointer, limit = self._live(), milliseconds(timeout)
-        interruptible(
-            lambda: check(library.smbdirect_keepalive(pointer, limit, byref(nanoseconds), byref(error)), error)
+        status = interruptible(
+            lambda: library.smbdirect_keepalive(pointer, limit, byref(nanoseconds), byref(error))
         )
+        check(status, error)
         return nanoseconds.value / 1e9
 
     def stream(self) -> socket.socket:
@@ -263,11 +250,11 @@ class Connection(Handle):
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Closes the connection gracefully and frees it. Does nothing on a connection that was freed."""
-        pointer, error = self._pointer, c.Error()
+        pointer, error, limit = self._pointer, c.Error(), milliseconds(timeout)
         if pointer is None:
             return
         try:
-            status = waited(timeout, error, lambda ms: library.smbdirect_close(pointer, ms, byref(error)))
+            status = interruptible(lambda: library.smbdirect_close(pointer, limit, byref(error)))
             if self._pointer is not None:
                 # Otherwise another thread has freed the connection meanwhile.
                 check(status, error)
@@ -313,9 +300,9 @@ class Region(RegionHandle):
 
     def _end(self, timeout: Optional[float]) -> int:
         """Ends the registration, and returns the pointer of its buffer."""
-        pointer, error, buffer = self._registered(), c.Error(), c_void_p()
-        status = waited(
-            timeout, error, lambda ms: library.smbdirect_deregister(pointer, ms, byref(buffer), byref(error))
+        pointer, error, buffer, limit = self._registered(), c.Error(), c_void_p(), milliseconds(timeout)
+        status = interruptible(
+            lambda: library.smbdirect_deregister(pointer, limit, byref(buffer), byref(error))
         )
         check(status, error)
         self.free()
@@ -329,9 +316,9 @@ class Listener(ListenerHandle):
     def accept(self, timeout: Optional[float] = None) -> Connection:
         """Returns the next connection, which is established. Raises LostError if another thread closes the
         listener meanwhile."""
-        listener, error, pointer = self._live(), c.Error(), c_void_p()
-        status = waited(
-            timeout, error, lambda ms: library.smbdirect_accept(listener, ms, byref(pointer), byref(error))
+        listener, error, pointer, limit = self._live(), c.Error(), c_void_p(), milliseconds(timeout)
+        status = interruptible(
+            lambda: library.smbdirect_accept(listener, limit, byref(pointer), byref(error))
         )
         check(status, error)
         assert pointer.value is not None

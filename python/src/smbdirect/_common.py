@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import collections.abc
 import ctypes
 import math
 import operator
+import os
 import struct
+import sys
 import threading
 import time
 import weakref
 from ctypes import byref, c_char, c_ubyte, c_uint32, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Callable, Iterable, Literal, Optional, Sequence, TypedDict, TypeVar, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Literal,
+    NoReturn,
+    Optional,
+    Protocol,
+    Sequence,
+    TypedDict,
+    Union,
+    cast,
+)
 
 from . import _library as c
 from ._library import library
 
+if TYPE_CHECKING:
+    import typing_extensions
+
 #: What can be sent, written or registered: any object with the buffer protocol. All its bytes count.
-Data = Union[bytes, bytearray, memoryview]
+if sys.version_info >= (3, 12):
+    Data = collections.abc.Buffer
+elif TYPE_CHECKING:
 
-T = TypeVar("T")
+    class _Array(Protocol):
+        """numpy.ndarray, which type checkers know as a buffer from Python 3.12 only."""
 
-#: Longest time in the library without a look for signals, in milliseconds.
-SLICE = 50
+        @property
+        def data(self) -> memoryview: ...
+
+    Data = Union[typing_extensions.Buffer, _Array]
+else:
+    Data = Union[bytes, bytearray, memoryview]
+
 #: Longest time that the end of the interpreter waits for what was sent, in seconds.
 LINGER = 10
 
@@ -119,58 +147,79 @@ def text(name: str, value: str) -> bytes:
     return value.encode()
 
 
-def _has_signals() -> bool:
-    """Returns whether handlers of signals run in this thread."""
-    return threading.get_ident() == threading.main_thread().ident
+class _Handlers:
+    """Runs the handlers of signals when the library asks whether a call goes on."""
 
+    def __init__(self) -> None:
+        self.raised: Optional[BaseException] = None
+        steps = self._run()
+        next(steps)
+        self.asked = c.INTERRUPT(steps.__next__)
 
-def waited(timeout: Optional[float], error: c.Error, call: Callable[[int], int], late: str = "") -> int:
-    """Returns the status of a call that waits for up to the given number of milliseconds, and that can be repeated.
-    `late` is the text of the error after the timeout.
-
-    The main thread looks for signals meanwhile, so that the exceptions of their handlers end the wait.
-    """
-    limit = milliseconds(timeout)
-    if limit == 0 or not _has_signals():
-        return call(limit)
-    deadline = math.inf if limit < 0 else time.monotonic() + limit / 1000
-    while True:
-        begun = time.monotonic()
-        left = min(SLICE, max(1, math.ceil(min(deadline - begun, 1) * 1000)))
-        status = call(left)
-        now = time.monotonic()
-        if status != c.ERROR_TIMED_OUT or now - begun < left / 1000:
-            # If it is a timeout, a timer of the connection ran out.
-            return status
-        if now >= deadline:
-            error.message = (late or f"not done within {timeout} s").encode()[:251]
-            return status
-
-
-def interruptible(call: Callable[[], T]) -> T:
-    """Returns the result of a call that waits and cannot be repeated.
-
-    The main thread leaves it to another one, so that the exceptions of the handlers of signals end the wait. The
-    call goes on then.
-    """
-    if not _has_signals():
-        return call()
-    done, results, errors = _thread.allocate_lock(), [], []
-
-    def run() -> None:
+    def _run(self) -> Iterator[int]:
+        # A generator, and not a function: the interpreter runs the handlers when either is entered, which is inside of
+        # the `try` here.
         try:
-            results.append(call())
+            while True:
+                yield 0
+        except GeneratorExit:
+            return
         except BaseException as error:
-            errors.append(error)
-        finally:
-            done.release()
+            self.raised = error
+        yield 1
 
-    done.acquire()
-    _thread.start_new_thread(run, ())
-    with done:
-        for error in errors:
-            raise error
-        return results[0]
+
+#: Those of a call of the main thread, those of a call that such a handler makes, and so on.
+_handlers: list[_Handlers] = []
+#: Those that the library asks in the main thread.
+_asked: Optional[_Handlers] = None
+#: The calls that wait in the main thread.
+_calls = 0
+
+
+def _ask(index: int) -> _Handlers:
+    """Has the library ask the handlers with this index, and returns them."""
+    global _asked
+    if index == len(_handlers):
+        _handlers.append(_Handlers())
+    if _asked is not _handlers[index]:
+        _asked = _handlers[index]
+        library.smbdirect_set_interrupt(_asked.asked, None)
+    return _asked
+
+
+def _forked() -> None:
+    # Another thread may be the main one now, in which the library asks nothing.
+    global _asked
+    _asked = None
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def interruptible(call: Callable[[], int]) -> int:
+    """Returns the status of a call that waits. In the main thread, handlers of signals run meanwhile, and the exception
+    of a handler ends the call."""
+    global _calls
+    if threading.get_ident() != threading.main_thread().ident:
+        return call()
+    index = _calls
+    try:
+        handlers, _calls = _ask(index), index + 1
+        status = call()
+    finally:
+        _calls = index
+        if index:
+            _ask(index - 1)
+    if handlers.raised is not None:
+        del _handlers[index:]
+        # The exception refers to this frame, which must not refer to the exception.
+        raised, handlers.raised = handlers.raised, None
+        try:
+            raise raised
+        finally:
+            del raised
+    return status
 
 
 class _Background:
@@ -218,7 +267,8 @@ def _finish() -> None:
     """Waits until what was sent is delivered, in bounded time. Another Ctrl-C ends the wait."""
     deadline = time.monotonic() + LINGER
     try:
-        while library.smbdirect_close_all(SLICE) == c.ERROR_TIMED_OUT and time.monotonic() < deadline:
+        # Handlers of signals run between the calls.
+        while library.smbdirect_close_all(50) == c.ERROR_TIMED_OUT and time.monotonic() < deadline:
             pass
     finally:
         # The memory of Python is not used any more when it is freed.
@@ -293,6 +343,7 @@ class Settings(TypedDict, total=False):
     active_negotiation_timeout_ms: int
     passive_negotiation_timeout_ms: int
     busy_poll_us: int
+    credit_grant_timeout_ms: Union[int, Literal["never"]]
     # Of iWARP and RoCE.
     ird: int
     ord: int
@@ -350,7 +401,7 @@ def option(name: str, value: object) -> bytes:
 def viewed(data: Data) -> memoryview:
     """Returns a view of data, or says what is needed."""
     try:
-        return memoryview(data)
+        return memoryview(cast(Any, data))
     except TypeError:
         needed = "a bytes-like object is needed, such as bytes, bytearray or memoryview"
         cure = "; encode it: text.encode()" if isinstance(data, str) else ""
@@ -374,7 +425,7 @@ def room(buffer: Data) -> tuple["ctypes.Array[c.IoVec]", object]:
             raise BufferError("the bytes of the buffer are not in one piece")
         size = view.nbytes
         # The view keeps the buffer as it is until this does. An array of no bytes has no first one.
-        held = c_char.from_buffer(buffer) if size else None
+        held = c_char.from_buffer(cast(Any, buffer)) if size else None
     array = (c.IoVec * 1)()
     if held is not None:
         array[0].iov_base, array[0].iov_len = ctypes.addressof(held), size
@@ -453,7 +504,14 @@ class _Viewed:
         memory.views.add(self)
 
 
-class Buffer:
+class Owner:
+    """An object that owns a handle of the library, which a copy would free."""
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise TypeError(f"cannot copy or pickle {type(self).__name__}, which owns a handle of this process")
+
+
+class Buffer(Owner):
     """Memory that a registration takes and returns without a copy.
 
     `view` returns a memoryview of it. The buffer cannot be registered while such views, or views of them, exist: no
@@ -515,7 +573,7 @@ class Buffer:
         return ValueError("the buffer was registered: deregister_buffer returns the memory as another one")
 
 
-class Handle:
+class Handle(Owner):
     """A connection, with the calls that never wait."""
 
     _pointer: Optional[int] = None
@@ -527,6 +585,15 @@ class Handle:
         if self._pointer is None:
             raise ValueError("the connection was freed")
         return self._pointer
+
+    def __repr__(self) -> str:
+        try:
+            told = f"to {self.info().remote_address}"
+        except ValueError:
+            told = "freed"
+        except Error:
+            told = "not connected"
+        return f"<{type(self).__module__}.{type(self).__qualname__} {told}>"
 
     def _take(self, receive: Callable[[c_void_p, c.Error], int]) -> Optional[bytes]:
         """Receives a message, or b"" at the end. Returns None if the call would have to wait."""
@@ -590,7 +657,7 @@ class Handle:
         check(library.smbdirect_abort(self._live(), byref(error)), error)
 
 
-class ListenerHandle:
+class ListenerHandle(Owner):
     """A listener, with the calls that never wait."""
 
     _pointer: Optional[int] = None
@@ -602,6 +669,13 @@ class ListenerHandle:
         if self._pointer is None:
             raise ValueError("the listener was closed")
         return self._pointer
+
+    def __repr__(self) -> str:
+        try:
+            told = f"on {self.address}"
+        except ValueError:
+            told = "closed"
+        return f"<{type(self).__module__}.{type(self).__qualname__} {told}>"
 
     @property
     def address(self) -> str:
@@ -617,7 +691,7 @@ class ListenerHandle:
             library.smbdirect_listener_free(pointer)
 
 
-class RegionHandle:
+class RegionHandle(Owner):
     """Memory that the peer can use. Send it `descriptor`."""
 
     _pointer: Optional[int] = None
@@ -647,9 +721,8 @@ def open_listener(address: str, transport: str, profile: str, changes: Settings)
     made = settings(transport, profile, changes)
     name = text("address", address)
     # It waits for the resolver of names.
-    interruptible(
-        lambda: check(library.smbdirect_listen(None, name, byref(made), byref(pointer), byref(error)), error)
-    )
+    status = interruptible(lambda: library.smbdirect_listen(None, name, byref(made), byref(pointer), byref(error)))
+    check(status, error)
     assert pointer.value is not None
     return pointer.value
 

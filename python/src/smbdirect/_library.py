@@ -27,6 +27,7 @@ ERROR_BUFFER_TOO_SMALL = -12
 ERROR_RANGE = -13
 ERROR_UNSUPPORTED = -14
 ERROR_SYSTEM = -15
+ERROR_INTERRUPTED = -18
 
 ACCESS_REMOTE_READ = 1
 ACCESS_REMOTE_WRITE = 2
@@ -100,6 +101,9 @@ class IoVec(ctypes.Structure):
 #: Is told that an operation is over: connection, error or None, buffer or None, user data.
 CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Error), c_void_p, c_void_p, use_errno=True)
 
+#: Returns whether the call that waits ends. Its argument, user data, is left out.
+INTERRUPT = ctypes.CFUNCTYPE(c_int)
+
 _FUNCTIONS = {
     "smbdirect_version": (c_char_p, []),
     "smbdirect_settings_init": (c_int32, [POINTER(Settings), c_size_t, c_int32]),
@@ -112,6 +116,7 @@ _FUNCTIONS = {
     "smbdirect_keepalive": (c_int32, [c_void_p, c_int32, POINTER(c_uint64), POINTER(Error)]),
     "smbdirect_close": (c_int32, [c_void_p, c_int32, POINTER(Error)]),
     "smbdirect_close_all": (c_int32, [c_int32]),
+    "smbdirect_set_interrupt": (None, [INTERRUPT, c_void_p]),
     "smbdirect_abort": (c_int32, [c_void_p, POINTER(Error)]),
     "smbdirect_query": (c_int32, [c_void_p, POINTER(ConnectionInfo), POINTER(Error)]),
     "smbdirect_stream": (c_int32, [c_void_p, POINTER(c_int), POINTER(Error)]),

@@ -4,8 +4,9 @@
         await connection.send(b"hello")
         print(await connection.recv())
 
-`connect` and `listen` can be awaited, too, for an object that outlives a block. There are no timeouts: use asyncio.timeout() or asyncio.wait_for(). A cancelled `recv` loses no message. A
-cancelled `read` or `write` goes on without the caller; its memory is kept until it is over, also if the connection
+`connect` and `listen` can be awaited, too, for an object that outlives a block. Coroutines that wait in `recv`, `send`
+or `accept` are served in the order in which they wait. There are no timeouts: use asyncio.timeout() or
+asyncio.wait_for(). A cancelled `recv` loses no message. A cancelled `read` or `write` goes on without the caller; its memory is kept until it is over, also if the connection
 is dropped or the loop ends. Use a connection on one event loop only.
 
 A connection or listener that is dropped without `close` or `free` is freed with a ResourceWarning.
@@ -252,6 +253,8 @@ class Connection(Handle):
     def __init__(self, pointer: int) -> None:
         error = c.Error()
         self._operations = _Operations()
+        # A lock is given to the coroutines in the order in which they wait for it.
+        self._sending, self._receiving, self._closing = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         try:
             descriptor = check(library.smbdirect_get_fd(pointer, byref(error)), error)
             self._events = _Events(descriptor, lambda: library.smbdirect_service(pointer, None))
@@ -278,29 +281,32 @@ class Connection(Handle):
         if invalidate is not None:
             token = number("invalidate", invalidate, 32)
             function, arguments = library.smbdirect_send_and_invalidate, (*arguments, token)
-        await self._events.until(lambda: self._status(function, *arguments, 0))
+        async with self._sending:
+            await self._events.until(lambda: self._status(function, *arguments, 0))
 
     async def recv(self) -> bytes:
         """Returns the next message, or b"" after the connection was closed gracefully; see
         `smbdirect.Connection.recv`."""
-        return await self._events.until(
-            lambda: self._take(
-                lambda message, error: library.smbdirect_recv_message(self._live(), 0, byref(message), byref(error))
+        async with self._receiving:
+            return await self._events.until(
+                lambda: self._take(
+                    lambda message, error: library.smbdirect_recv_message(self._live(), 0, byref(message), byref(error))
+                )
             )
-        )
 
     async def recv_into(self, buffer: Data) -> int:
         """Receives the next message into a writable buffer; see `smbdirect.Connection.recv_into`."""
         # The buffer cannot be moved as long as the object is held.
         array, held = room(buffer)
         try:
-            return await self._events.until(
-                lambda: self._take_into(
-                    lambda token, error: library.smbdirect_recv(
-                        self._live(), array, len(array), 0, token, byref(error)
+            async with self._receiving:
+                return await self._events.until(
+                    lambda: self._take_into(
+                        lambda token, error: library.smbdirect_recv(
+                            self._live(), array, len(array), 0, token, byref(error)
+                        )
                     )
                 )
-            )
         finally:
             # The traceback of an error refers to this frame.
             del held
@@ -362,13 +368,14 @@ class Connection(Handle):
         await future
 
     async def close(self) -> None:
-        """Closes the connection gracefully and frees it."""
-        if self._pointer is None:
-            return
-        try:
-            await self._events.until(lambda: self._status(library.smbdirect_close, 0))
-        finally:
-            self.free()
+        """Closes the connection gracefully and frees it. Does nothing on a connection that was freed."""
+        async with self._closing:
+            try:
+                await self._events.until(
+                    lambda: self._pointer is None or self._status(library.smbdirect_close, 0)
+                )
+            finally:
+                self.free()
 
     def free(self) -> None:
         """Frees the connection, which closes in the background after what was submitted. Outstanding reads and
@@ -434,6 +441,7 @@ class Listener(ListenerHandle):
         except BaseException:
             library.smbdirect_listener_free(pointer)
             raise
+        self._accepting = asyncio.Lock()
         super().__init__(pointer)
 
     async def accept(self) -> Connection:
@@ -447,7 +455,8 @@ class Listener(ListenerHandle):
             check(status, error)
             return pointer.value
 
-        return Connection(await self._events.until(attempt))
+        async with self._accepting:
+            return Connection(await self._events.until(attempt))
 
     async def __aiter__(self) -> AsyncIterator[Connection]:
         while True:
