@@ -1,6 +1,7 @@
-//! Arbitrary captures, read as `smbdirect decode` reads them: no panic, consistent events, and times that add up.
+//! Arbitrary captures, read as `smbdirect decode` reads them: no panic, consistent events, times that add up,
+//! and no more SMB over TCP than the capture has bytes.
 
-use smbdirect_decode::{Event, EventKind, Explain, Packets, Streams, rule_text};
+use smbdirect_decode::{AsTcp, Event, EventKind, Explain, Packets, Streams, rule_text};
 
 /// Reads `data` as a capture.
 pub fn decode(data: &[u8]) {
@@ -19,6 +20,29 @@ pub fn decode(data: &[u8]) {
     let connected = streams.counts().tcp + streams.counts().roce.packets;
     assert!(connected > 0 || checks.streams == 0);
     explain(data);
+    as_tcp(data);
+}
+
+/// Writes `data` as SMB2 over TCP.
+fn as_tcp(data: &[u8]) {
+    let Ok(mut packets) = Packets::new(data) else {
+        return;
+    };
+    let mut output = Vec::new();
+    let written = "memory takes the output";
+    let mut as_tcp = AsTcp::new(&[9], &[], &mut output).expect(written);
+    let mut read = 0;
+    while let Ok(Some(packet)) = packets.next_packet() {
+        as_tcp.packet(&packet).expect(written);
+        // A packet takes up to 35 bytes of pcapng.
+        read += packet.data.len() + 35;
+    }
+    let summary = as_tcp.finish().expect(written);
+    // The head of the file, and a description of each link type.
+    let heads = 100 + 32 * 16;
+    let most = read + summary.put_back_bytes as usize + heads;
+    assert!(output.len() <= most, "{} of {most} bytes", output.len());
+    assert!(Packets::new(&output[..]).is_ok());
 }
 
 /// Explains `data`.

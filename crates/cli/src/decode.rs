@@ -1,5 +1,6 @@
 //! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
+mod as_tcp;
 mod explain;
 mod text;
 
@@ -14,8 +15,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use smbdirect_decode::{
-    CaptureError, Counts, Event, EventKind, Explain, MAX_SUMMARISED, Packets, Streams,
-    Summary,
+    CaptureError, Counts, Event, EventKind, Explain, MAX_SUMMARISED, Packets, Streams, Summary,
 };
 use tracing::{debug, trace};
 
@@ -68,6 +68,11 @@ pub(crate) struct Decode {
     #[arg(long, conflicts_with_all = ["stream", "packets", "broken"])]
     explain: bool,
 
+    /// Write the SMB traffic as pcapng of SMB2 over TCP port 445, with the data that RDMA moved, for Wireshark and
+    /// other tools; `-` is stdout
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["explain", "stream", "packets", "broken"])]
+    as_tcp: Option<PathBuf>,
+
     /// Log to stderr; give it twice to log every message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -79,6 +84,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode other-port.pcap --port 9000 --json
 
   smbdirect decode slow.pcap --explain      says why it is slow
+  smbdirect decode copy.pcap --as-tcp tcp.pcapng      for Wireshark, tshark and Zeek
+  smbdirect decode copy.pcap --as-tcp - | tshark -r - --export-objects smb,files
 
   smbdirect decode roce.pcap --packets      also shows PSNs, acknowledgements and ICRCs
 
@@ -98,7 +105,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed;
    for RoCE missing_packets, sent_again, and packet with --packets
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}
-  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain";
+  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain
+  {\"event\":\"as_tcp\", connections, messages, put_back_bytes, without_data, gaps, not_smb,
+   copied_packets}      the only one with --as-tcp";
 
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
@@ -116,6 +125,9 @@ impl Decode {
             .of_kind(Kind::File)?;
         if self.explain {
             return self.explain(&report, &mut packets, &name);
+        }
+        if let Some(to) = &self.as_tcp {
+            return self.as_tcp(&report, &mut packets, &name, to);
         }
         let mut streams = Streams::new(&self.port, &self.udp_port);
         let mut show = Show {

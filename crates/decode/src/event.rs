@@ -86,7 +86,7 @@ pub(crate) enum Detail {
     None,
     /// The beginning of each Send, and events of TCP packets.
     Heads,
-    /// All bytes of each Send and RDMA operation.
+    /// All bytes of each Send, and an event with its bytes for each packet or segment of an RDMA operation.
     Content,
 }
 
@@ -98,16 +98,6 @@ impl Detail {
             1 << 20
         } else {
             4096
-        }
-    }
-
-    /// Returns the maximum number of bytes that are kept of an RDMA operation.
-    pub(crate) const fn max_rdma_bytes(self) -> usize {
-        // SMB2 moves at most 8 MiB by one request; Linux and Windows move at most that by one operation.
-        if matches!(self, Self::Content) {
-            16 << 20
-        } else {
-            0
         }
     }
 }
@@ -182,6 +172,16 @@ pub enum End {
         /// The port of the service.
         port: Option<u16>,
     },
+}
+
+impl End {
+    /// Returns the IP address.
+    pub fn ip(&self) -> IpAddr {
+        match self {
+            Self::Tcp(address) => address.ip(),
+            Self::Roce { address, .. } => *address,
+        }
+    }
 }
 
 impl fmt::Display for End {
@@ -489,6 +489,17 @@ pub struct Region {
     pub length: u64,
     /// Packets that carry them.
     pub packets: u64,
+}
+
+impl Region {
+    /// Returns a part of an operation, of one packet.
+    pub(crate) fn of(reth: Option<Reth>, length: u32) -> Self {
+        Self {
+            reth,
+            length: length.into(),
+            packets: 1,
+        }
+    }
 }
 
 /// A packet of RoCE.

@@ -36,6 +36,8 @@
 //! streams   all of it, in one order -> events
 //! summary   events                  -> their counts
 //! explain   packets                 -> where the time went, and the causes
+//! as_tcp    packets                 -> a capture of SMB2 over TCP, with the data that RDMA moved
+//! frames    bytes                   -> packets of captures
 //! ```
 //!
 //! A capture can contain anything: nothing here panics on it, and the state of each connection and
@@ -43,11 +45,13 @@
 //! captured.
 #![forbid(unsafe_code)]
 
+mod as_tcp;
 mod capture;
 mod counts;
 mod event;
 mod explain;
 mod fields;
+mod frames;
 mod framing;
 mod messages;
 mod names;
@@ -63,6 +67,7 @@ mod streams;
 mod summary;
 mod tcp;
 
+pub use as_tcp::{AsTcp, AsTcpSummary};
 pub use capture::{CaptureError, Packet, Packets};
 pub use counts::{Counts, RoceCounts};
 pub use event::{
@@ -73,6 +78,7 @@ pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
     PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
 };
+pub use frames::{Segment, TcpFlow, udp_frame};
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;

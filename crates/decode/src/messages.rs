@@ -70,8 +70,6 @@ struct DirectionState {
     next: [Option<u32>; 3],
     sending: Option<Sending>,
     placing: Option<Placing>,
-    /// The data of `placing`, as far as it is kept.
-    placed: Vec<u8>,
     /// The packet with the first byte of the current FPDU.
     fpdu_began: Position,
     /// Unanswered Reads; `None` if some were not captured.

@@ -43,6 +43,10 @@ pub struct Streams {
     silence: Silence,
     detail: Detail,
     plain_smb: Option<PlainSmb>,
+    /// Whether the last packet was one of SMB over TCP.
+    is_plain_smb: bool,
+    /// Whether the last packet was one of TCP without data.
+    is_without_data: bool,
 }
 
 /// TCP to and from the port of SMB over TCP.
@@ -96,6 +100,10 @@ const MAX_WAITING: usize = 256;
 pub(crate) const PORT: u16 = 5445;
 /// The port of SMB over TCP.
 const SMB_PORT: u16 = 445;
+/// The ports of SMB over TCP, and of SMB in sessions of NetBIOS.
+const PLAIN_PORTS: [u16; 2] = [SMB_PORT, 139];
+/// The first bytes of the startup frames of MPA.
+const MPA_KEY: &[u8] = b"MPA ID Re";
 /// The port of SMB Direct over RoCE.
 const ROCE_PORT: u16 = 445;
 
@@ -123,6 +131,16 @@ impl Streams {
         self.plain_smb
     }
 
+    /// Returns whether the last packet was one of SMB over TCP, with data or without.
+    pub(crate) const fn is_plain_smb(&self) -> bool {
+        self.is_plain_smb
+    }
+
+    /// Returns whether the last packet was one of TCP without data.
+    pub(crate) const fn is_without_data(&self) -> bool {
+        self.is_without_data
+    }
+
     /// Returns the counts up to now.
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -139,6 +157,7 @@ impl Streams {
     }
 
     fn examine(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
+        (self.is_plain_smb, self.is_without_data) = (false, false);
         let counts = &mut self.counts;
         counts.packets += 1;
         let start = *self.start.get_or_insert(packet.time);
@@ -173,6 +192,8 @@ impl Streams {
                     plain.last = position;
                 }
                 self.segment(&segment, position, sink);
+                self.is_plain_smb = self.is_of_plain_smb(&segment);
+                self.is_without_data = bytes == 0;
             }
             Content::Roce(datagram) => {
                 let mut out = Out {
@@ -204,12 +225,20 @@ impl Streams {
         self.roce.finish(&mut self.counts.roce, &mut out);
     }
 
-    fn segment(&mut self, segment: &Segment<'_>, position: Position, sink: Sink<'_>) {
-        let key = if segment.head.from <= segment.head.to {
-            [segment.head.from, segment.head.to]
-        } else {
-            [segment.head.to, segment.head.from]
+    /// Returns whether a packet is of SMB over TCP. A connection to its port is, unless it is one of iWARP.
+    fn is_of_plain_smb(&self, segment: &Segment<'_>) -> bool {
+        let is_of = |port: &u16| {
+            let ends = [segment.head.from, segment.head.to];
+            ends.iter().any(|end| end.port() == *port)
         };
+        let entry = self.entries.get(&key(segment));
+        let is_iwarp = entry.is_some_and(|entry| matches!(entry.upper, Upper::Iwarp { .. }))
+            || segment.payload.starts_with(MPA_KEY);
+        PLAIN_PORTS.iter().any(is_of) && !self.ports.iter().any(is_of) && !is_iwarp
+    }
+
+    fn segment(&mut self, segment: &Segment<'_>, position: Position, sink: Sink<'_>) {
+        let key = key(segment);
         let mut begun = None;
         if let Some(entry) = self.entries.get_mut(&key) {
             match entry
@@ -297,6 +326,12 @@ impl Streams {
             .map(|entry| entry.connection.held_bytes());
         self.held_bytes = held.sum();
     }
+}
+
+/// Returns the key of the connection of a packet.
+fn key(segment: &Segment<'_>) -> [SocketAddr; 2] {
+    let [from, to] = [segment.head.from, segment.head.to];
+    [from.min(to), from.max(to)]
 }
 
 impl Counts {

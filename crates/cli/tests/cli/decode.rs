@@ -1,6 +1,7 @@
 //! `smbdirect decode`: captures of ours and of Linux, and what it prints. `crates/decode/tests/decode` has captures that
 //! violate each rule.
 
+mod as_tcp;
 mod captures;
 mod files;
 mod roce;

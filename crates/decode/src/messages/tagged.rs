@@ -4,7 +4,7 @@ use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
 
 use super::{
     super::{
-        event::{Broken, EventKind, Extra, Tagged, broken},
+        event::{Broken, Detail, EventKind, Extra, Tagged, broken},
         per_end::Side,
     },
     EventSink, Placing, Segment, State,
@@ -62,11 +62,19 @@ impl State {
                 self.finish_placing(side, Vec::new(), sink);
             }
         }
-        let room = self.detail.max_rdma_bytes();
-        let placed = &mut self.directions[side].placed;
-        if placed.len() as u64 == placing.tagged.length && placed.len() < room {
-            let kept = segment.payload.len().min(room - placed.len());
-            placed.extend_from_slice(&segment.payload[..kept]);
+        if self.detail == Detail::Content {
+            let part = Tagged {
+                stag,
+                tagged_offset: offset,
+                length: segment.length.into(),
+                segments: 1,
+            };
+            let extra = Extra {
+                content: segment.payload.to_vec(),
+                ..Extra::default()
+            };
+            let kind = operation(segment.opcode, part);
+            self.emit_with(side, kind, Vec::new(), extra, sink);
         }
         placing.tagged.length += u64::from(segment.length);
         placing.tagged.segments += 1;
@@ -85,13 +93,12 @@ impl State {
         let Some(placing) = self.directions[side].placing.take() else {
             return;
         };
-        let kind = match placing.opcode {
-            Opcode::RdmaReadResponse => EventKind::ReadResponse(placing.tagged),
-            _ => EventKind::Write(placing.tagged),
-        };
+        if self.detail == Detail::Content {
+            return;
+        }
+        let kind = operation(placing.opcode, placing.tagged);
         let extra = Extra {
             began: Some(placing.began),
-            content: std::mem::take(&mut self.directions[side].placed),
             ..Extra::default()
         };
         self.emit_with(side, kind, faults, extra, sink);
@@ -130,5 +137,13 @@ impl State {
             );
             faults.push(broken("RDMAP-06", how));
         }
+    }
+}
+
+/// Returns the event of a Write or a Read Response, or of a part of it.
+const fn operation(opcode: Opcode, tagged: Tagged) -> EventKind {
+    match opcode {
+        Opcode::RdmaReadResponse => EventKind::ReadResponse(tagged),
+        _ => EventKind::Write(tagged),
     }
 }

@@ -77,7 +77,7 @@ struct DirectionState {
     whole: bool,
     sending: Option<Sending>,
     writing: Option<Region>,
-    /// The first packet of `writing`, and its data as far as it is kept.
+    /// The first packet of `writing`.
     written: Extra,
     /// Bytes and packets of a Read response whose request is not in the capture.
     reading: Option<(u64, u64)>,
@@ -443,11 +443,9 @@ impl Connection {
         let (psn, opcode, length) = (packet.bth.psn, packet.bth.opcode, packet.length);
         let requester = &mut self.directions[!side];
         let at = requester.requests.index(psn);
+        let part = at.and_then(|at| requester.reads.part(at, opcode.ends_message(), length));
         let response = match at {
-            Some(at) => match requester
-                .reads
-                .take(at, opcode, length, &packet.head, position)
-            {
+            Some(at) => match requester.reads.take(at, opcode, length, position) {
                 // The response was complete before.
                 Response::Unknown if requester.requests.has(at) => Response::Again,
                 response => response,
@@ -455,6 +453,10 @@ impl Connection {
             None => Response::Unknown,
         };
         let is_again = matches!(response, Response::Again);
+        if self.detail == Detail::Content && !is_again {
+            let kind = EventKind::RoceReadResponse(Region::of(part, length));
+            self.part(side, kind, &packet.head, position, out);
+        }
         self.count_again(side, psn, is_again, position, out);
         match response {
             Response::Continues | Response::Again => {}
@@ -465,6 +467,7 @@ impl Connection {
                 reading.1 += 1;
                 if opcode.ends_message()
                     && let Some((length, packets)) = self.directions[side].reading.take()
+                    && self.detail != Detail::Content
                 {
                     let kind = EventKind::RoceReadResponse(Region {
                         reth: None,
@@ -495,6 +498,9 @@ impl Connection {
                 out,
             );
         }
+        if self.detail == Detail::Content {
+            return;
+        }
         let kind = EventKind::RoceReadResponse(Region {
             reth: Some(read.reth),
             length: read.length,
@@ -509,12 +515,6 @@ impl Connection {
         };
         let extra = Extra {
             began: read.began,
-            // A missing packet would leave zeros that no end has sent.
-            content: if missing == 0 {
-                read.content
-            } else {
-                Vec::new()
-            },
             ..Extra::default()
         };
         self.emit_with(side, position, kind, faults, extra, out);

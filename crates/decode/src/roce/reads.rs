@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use smbdirect::rdma::roce::packet::{Opcode, Reth};
 
-use super::super::{event::Detail, tcp::Position};
+use super::super::tcp::Position;
 
 /// The response to a Read, as far as it is in the capture.
 #[derive(Debug)]
@@ -18,8 +18,6 @@ pub(super) struct Read {
     pub(super) packets: u64,
     /// The first packet of the response in the capture.
     pub(super) began: Option<Position>,
-    /// Its data in order, as far as it is kept.
-    pub(super) content: Vec<u8>,
     /// The index of the request, which its first packet shares.
     at: i64,
     /// The index after the last packet that it can have.
@@ -67,7 +65,6 @@ impl Reads {
             length: 0,
             packets: 0,
             began: None,
-            content: Vec::new(),
             at,
             limit,
             received: Indices::default(),
@@ -100,7 +97,6 @@ impl Reads {
         at: i64,
         opcode: Opcode,
         length: u32,
-        data: &[u8],
         position: Position,
     ) -> Response {
         // The limit of an earlier Read may be too high.
@@ -114,7 +110,6 @@ impl Reads {
         read.waited = 0;
         read.began.get_or_insert(position);
         let ends = matches!(opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly);
-        read.keep(at, ends, data);
         read.length += u64::from(length);
         read.packets += 1;
         if ends {
@@ -127,6 +122,12 @@ impl Reads {
                 .map_or(Response::Continues, Response::Completes),
             _ => Response::Continues,
         }
+    }
+
+    /// Returns the memory of a packet of a response.
+    pub(super) fn part(&self, at: i64, is_last: bool, length: u32) -> Option<Reth> {
+        let read = self.list.iter().rfind(|read| read.covers(at))?;
+        Some(read.part(at, is_last, length))
     }
 
     /// Handles a repeated request for a response from this index on.
@@ -173,24 +174,18 @@ impl Read {
         (self.at..self.limit).contains(&at)
     }
 
-    /// Keeps the data of a packet. All packets but the last have the same length.
-    fn keep(&mut self, at: i64, is_last: bool, data: &[u8]) {
-        if data.is_empty() {
-            return;
-        }
+    /// Returns the memory of a packet with `length` bytes. All packets but the last have the same length.
+    fn part(&self, at: i64, is_last: bool, length: u32) -> Reth {
         let start = if is_last {
-            (self.reth.length as usize).saturating_sub(data.len())
+            self.reth.length.saturating_sub(length).into()
         } else {
-            usize::try_from(at - self.at).unwrap_or(0) * data.len()
+            u64::try_from(at - self.at).unwrap_or(0) * u64::from(length)
         };
-        let end = start + data.len();
-        if end > Detail::Content.max_rdma_bytes() {
-            return;
+        Reth {
+            virtual_address: self.reth.virtual_address.wrapping_add(start),
+            length,
+            ..self.reth
         }
-        if self.content.len() < end {
-            self.content.resize(end, 0);
-        }
-        self.content[start..end].copy_from_slice(data);
     }
 
     /// Returns the number of packets that are missing before the last one, once that was seen.

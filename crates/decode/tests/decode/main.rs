@@ -1,6 +1,7 @@
 //! Captures decoded by the library: made up ones with each rule violated once, files of each form and packets that
 //! change nothing, and those of Linux.
 
+mod as_tcp;
 mod broken;
 mod captures;
 mod explain;

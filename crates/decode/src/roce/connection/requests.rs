@@ -1,11 +1,11 @@
 //! Requests in order: Sends, Writes and Reads.
 
-use smbdirect::rdma::roce::packet::{Extended, Opcode};
+use smbdirect::rdma::roce::packet::{Extended, Opcode, Reth};
 
 use super::{
     super::{
         super::{
-            event::{Broken, EventKind, Extra, Region, broken},
+            event::{Broken, Detail, EventKind, Extra, Region, broken},
             out::Out,
             per_end::{PerEnd, Side},
             smb::{Context, SmbDirect},
@@ -226,20 +226,25 @@ impl Connection {
                 out,
             );
         }
-        let room = self.detail.max_rdma_bytes();
+        let detail = self.detail;
         let this = &mut self.directions[side];
         let writing = this.writing.get_or_insert(Region {
             reth,
             length: 0,
             packets: 0,
         });
-        let written = &mut this.written;
-        written.began.get_or_insert(position);
-        if written.content.len() as u64 == writing.length && written.content.len() < room {
-            written.content.extend_from_slice(&packet.head);
-        }
+        this.written.began.get_or_insert(position);
+        let part = writing.reth.map(|reth| Reth {
+            virtual_address: reth.virtual_address.wrapping_add(writing.length),
+            length: packet.length,
+            ..reth
+        });
         writing.length += u64::from(packet.length);
         writing.packets += 1;
+        if detail == Detail::Content {
+            let kind = EventKind::RoceWrite(Region::of(part, packet.length));
+            self.part(side, kind, &packet.head, position, out);
+        }
         if packet.bth.opcode.ends_message() {
             self.end_writing(side, position, out);
         }
@@ -261,7 +266,23 @@ impl Connection {
         self.written(side, position, region, faults, out);
     }
 
-    /// Reports a Write, with the bytes that it has written.
+    /// Reports a packet of a Write or of a Read response, with its data.
+    pub(super) fn part(
+        &mut self,
+        side: Side,
+        kind: EventKind,
+        content: &[u8],
+        position: Position,
+        out: &mut Out<'_>,
+    ) {
+        let extra = Extra {
+            content: content.to_vec(),
+            ..Extra::default()
+        };
+        self.emit_with(side, position, kind, Vec::new(), extra, out);
+    }
+
+    /// Reports a Write.
     fn written(
         &mut self,
         side: Side,
@@ -271,6 +292,9 @@ impl Connection {
         out: &mut Out<'_>,
     ) {
         let extra = std::mem::take(&mut self.directions[side].written);
+        if self.detail == Detail::Content {
+            return;
+        }
         self.emit_with(
             side,
             position,

@@ -1,0 +1,144 @@
+//! The file that is written: pcapng with one interface for each link type.
+//!
+//! The output is no longer than the packets that were read and the data that RDMA moved, whatever a capture contains. A
+//! message takes the place of the packet that completed it, and data that is put back that of the packets that moved it.
+//! What only makes the output easier to read, such as handshakes and acknowledgements, is paid for by a surplus: packets
+//! without messages, and data that moved, which was read as well.
+
+use std::{
+    borrow::Cow,
+    io::{self, Write},
+    time::Duration,
+};
+
+use pcap_file::{
+    DataLink, PcapError,
+    pcapng::{
+        Block, PcapNgWriter,
+        blocks::{
+            enhanced_packet::EnhancedPacketBlock,
+            interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
+        },
+    },
+};
+
+/// A pcapng file that is being written.
+pub(super) struct Output<W: Write> {
+    writer: PcapNgWriter<W>,
+    /// The link types of the interfaces.
+    links: Vec<u32>,
+    /// Bytes that were read and have no place in the output.
+    surplus: u64,
+    failure: Option<io::Error>,
+}
+
+const ETHERNET: u32 = 1;
+/// The value of `if_tsresol` for nanoseconds.
+const NANOSECONDS: u8 = 9;
+/// Bytes of a packet in pcapng in addition to its own, at most.
+pub(super) const PACKET_OVERHEAD: usize = 32 + 3;
+
+impl<W: Write> Output<W> {
+    /// Writes the head of a file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn new(output: W) -> io::Result<Self> {
+        let mut output = Self {
+            writer: PcapNgWriter::new(output).map_err(reason)?,
+            links: Vec::new(),
+            surplus: 0,
+            failure: None,
+        };
+        output.interface(ETHERNET);
+        output.check()?;
+        Ok(output)
+    }
+
+    /// Returns the first write error.
+    ///
+    /// # Errors
+    /// Something could not be written.
+    pub(super) fn check(&mut self) -> io::Result<()> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Flushes the file.
+    ///
+    /// # Errors
+    /// Something could not be written.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.check()?;
+        self.writer.get_mut().flush()
+    }
+
+    /// Counts bytes that were read and have no place in the output.
+    pub(super) const fn earn(&mut self, bytes: usize) {
+        self.surplus = self.surplus.saturating_add(bytes as u64);
+    }
+
+    /// Pays for packets that are not needed, of this number of bytes each. Returns whether they may be written.
+    pub(super) const fn pays(&mut self, packets: usize, bytes: usize) -> bool {
+        let price = (packets * (PACKET_OVERHEAD + bytes)) as u64;
+        let has_enough = price <= self.surplus;
+        if has_enough {
+            self.surplus -= price;
+        }
+        has_enough
+    }
+
+    /// Writes an Ethernet frame of which the capture has `data`, and which had `length` bytes.
+    pub(super) fn frame(&mut self, time: Duration, data: &[u8], length: usize) {
+        self.packet(0, time, data, length as u32);
+    }
+
+    /// Writes a packet as it was read.
+    pub(super) fn copy(&mut self, packet: &crate::Packet<'_>) {
+        let interface = self.interface(packet.link);
+        let length = (packet.data.len() as u32).saturating_add(packet.missing);
+        self.packet(interface, packet.time, packet.data, length);
+    }
+
+    /// Returns the interface of a link type.
+    fn interface(&mut self, link: u32) -> u32 {
+        let known = self.links.iter().position(|&known| known == link);
+        let index = known.unwrap_or_else(|| {
+            self.links.push(link);
+            self.block(&Block::InterfaceDescription(InterfaceDescriptionBlock {
+                linktype: DataLink::from(link),
+                snaplen: 0,
+                options: vec![InterfaceDescriptionOption::IfTsResol(NANOSECONDS)],
+            }));
+            self.links.len() - 1
+        });
+        index as u32
+    }
+
+    fn packet(&mut self, interface: u32, time: Duration, data: &[u8], length: u32) {
+        // A stamp has 64 bits.
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.block(&Block::EnhancedPacket(EnhancedPacketBlock {
+            interface_id: interface,
+            timestamp: Duration::from_nanos(nanos),
+            original_len: length,
+            data: Cow::Borrowed(data),
+            options: Vec::new(),
+        }));
+    }
+
+    fn block(&mut self, block: &Block<'_>) {
+        if self.failure.is_some() {
+            return;
+        }
+        if let Err(error) = self.writer.write_block(block) {
+            self.failure = Some(reason(error));
+        }
+    }
+}
+
+fn reason(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
+    }
+}
