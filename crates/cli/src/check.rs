@@ -14,7 +14,7 @@ use smbdirect_smb2::Tickets;
 use crate::{
     failure::{Kind, OfKind},
     options::{Address, large_size, usage},
-    password::password,
+    password::{Descriptor, password},
     pcap::Capture,
     report::Report,
     signals,
@@ -46,7 +46,7 @@ pub(crate) struct Check {
 
     /// Read the password from this file descriptor
     #[arg(long, value_name = "N", requires = "user")]
-    password_fd: Option<u32>,
+    password_fd: Option<Descriptor>,
 
     /// Log in by Kerberos, with the ticket of `kinit`
     #[arg(short, long, conflicts_with = "user", requires = "target")]
@@ -122,7 +122,8 @@ impl Check {
             return Err(usage("--user needs a TARGET"));
         }
         if let (Some(target), Some(user)) = (&mut target, self.user) {
-            let password = password(&user, self.password_fd)?;
+            let asking = password(&user, self.password_fd.as_ref());
+            let password = signals::unless_interrupted(asking).await?;
             target.account = Some(Account::Password { user, password });
         }
         if let (Some(target), true) = (&mut target, self.kerberos) {

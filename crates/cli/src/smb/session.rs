@@ -14,7 +14,7 @@ use smbdirect_smb2::{
 use crate::{
     failure::{Kind, OfKind, of_kind},
     options::{CommonOptions, ConnectOptions, seconds, usage},
-    password::password,
+    password::{Descriptor, password},
     pcap::Capture,
     report::{NegotiatedReport, Report},
     transport,
@@ -32,7 +32,7 @@ pub(crate) struct SmbOptions {
 
     /// Read the password from this file descriptor
     #[arg(long, value_name = "N", requires = "user")]
-    password_fd: Option<u32>,
+    password_fd: Option<Descriptor>,
 
     /// Log in by Kerberos, with the ticket of `kinit`
     ///
@@ -122,7 +122,7 @@ impl SmbOptions {
 
     /// Connects and logs in.
     async fn log_in(&self, place: &Place) -> Result<LoggedIn> {
-        let login = self.login()?;
+        let login = self.login().await?;
         let config = self.common.config(Some(&self.connect), None)?;
         let (rdma, capture) =
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
@@ -145,12 +145,12 @@ impl SmbOptions {
     }
 
     /// Returns what to log in with.
-    fn login(&self) -> Result<Login> {
+    async fn login(&self) -> Result<Login> {
         if self.kerberos {
             let tickets = Tickets::load().of_kind(Kind::Login)?;
             return Ok(Login::Tickets(tickets));
         }
-        Ok(Login::Account(self.account()?))
+        Ok(Login::Account(self.account().await?))
     }
 
     /// Returns how to log in as another user.
@@ -162,7 +162,7 @@ impl SmbOptions {
         }
     }
 
-    fn account(&self) -> Result<Account> {
+    async fn account(&self) -> Result<Account> {
         let Some(user) = &self.user else {
             return Ok(Account::default());
         };
@@ -173,7 +173,7 @@ impl SmbOptions {
         let mut account = Account::default();
         account.user = name.into();
         account.domain = domain.into();
-        account.password = password(user, self.password_fd)?;
+        account.password = password(user, self.password_fd.as_ref()).await?;
         Ok(account)
     }
 }

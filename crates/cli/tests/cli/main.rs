@@ -21,6 +21,8 @@ mod measure;
 mod namespace;
 #[cfg(target_os = "linux")]
 mod pages;
+#[cfg(target_os = "linux")]
+mod password;
 mod ping;
 mod roce;
 #[cfg(target_os = "linux")]
