@@ -210,6 +210,15 @@ fn program_without_the_library_is_refused() {
             (script, "not linked dynamically"),
         ]);
     }
+    let musl = folder.path().join("musl");
+    let compiler = Command::new("musl-gcc")
+        .args(["-pthread", source, "-o"])
+        .arg(&musl)
+        .status();
+    match compiler {
+        Ok(status) if status.success() => refused.push((musl, "is linked with musl")),
+        _ => eprintln!("skipped: musl-gcc is not installed (musl-tools)"),
+    }
     let privileged = folder.path().join("privileged");
     fs::copy(&program, &privileged).unwrap();
     if chown(&privileged, Some(65534), None).is_ok() {
@@ -221,6 +230,40 @@ fn program_without_the_library_is_refused() {
         arguments(&mut command, &program, &port);
         check_refused(command.env("SMBDIRECT_PRELOAD", library()), reason, &server);
     }
+}
+
+/// A program that a symbolic link names, with a library next to its real file.
+#[test]
+fn libraries_next_to_the_real_file_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(run) = command() else { return };
+    let real = folder.path().join("real");
+    fs::create_dir(&real).unwrap();
+    fs::write(real.join("own.c"), "int own(void) { return 9; }").unwrap();
+    fs::write(
+        real.join("main.c"),
+        "int own(void); int main(void) { return own(); }",
+    )
+    .unwrap();
+    let libraries = [
+        "-shared -fPIC -o libown.so own.c",
+        "-o main main.c -L. -lown -Wl,-rpath,$ORIGIN",
+    ];
+    for arguments in libraries {
+        let compiler = Command::new("cc")
+            .args(arguments.split(' '))
+            .current_dir(&real)
+            .status();
+        assert!(compiler.unwrap().success());
+    }
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("real/main", &link).unwrap();
+    let status = Command::new(run)
+        .args(["run", "--"])
+        .arg(&link)
+        .env("SMBDIRECT_PRELOAD", library())
+        .status();
+    assert_eq!(status.unwrap().code(), Some(9));
 }
 
 /// A child without the environment of the program has no library.

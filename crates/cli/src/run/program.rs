@@ -49,33 +49,40 @@ pub(super) fn check(name: &OsStr, library: &Path) -> Result<()> {
              and the system then loads no library into it, {with_tcp}"
         );
     }
+    // The linker finds the libraries of $ORIGIN next to the file that it is given, the kernel next to the real file.
+    let real = fs::canonicalize(&program).unwrap_or_else(|_| program.clone());
     let linker = dynamic_linker(&program).with_context(|| format!("{shown} is not readable"))?;
     let Some(linker) = linker else {
         bail!("{shown} is not linked dynamically, {with_tcp}");
     };
     let listed = Command::new(&linker)
         .arg("--list")
-        .arg(&program)
+        .arg(real)
         .env("LD_PRELOAD", with_other_libraries(library))
         .output()
         .with_context(|| format!("{} does not start", linker.display()))?;
-    let is_there = listed.stdout.split(|byte| *byte == b'\n').any(|line| {
-        let line = line.trim_ascii_start();
-        line.strip_prefix(library.as_os_str().as_bytes())
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with(b" "))
-    });
-    let reasons = String::from_utf8_lossy(&listed.stderr);
+    let [loaded, reasons] =
+        [&listed.stdout, &listed.stderr].map(|text| String::from_utf8_lossy(text));
+    let path = library.to_string_lossy();
+    let refusal = reasons.lines().find(|line| line.contains(&*path));
+    let is_program_broken = listed.status.code().is_some_and(|code| code != 0);
+    if refusal.is_none() && (loaded.contains(&*path) || is_program_broken) {
+        // Starting a program that has a fault of its own reports it.
+        return Ok(());
+    }
+    let ended = listed.status.to_string();
+    let reason = refusal.unwrap_or(&ended);
+    let linker_path = linker.display();
+    let failed = format!("{linker_path} does not load {path} into {shown}: {reason}");
+    let name = linker.file_name().unwrap_or_default();
     ensure!(
-        is_there,
-        "{} does not load {} into {shown}{}{}; set SMBDIRECT_PRELOAD to a {} that is made for this system, with \
-         a path without spaces and colons",
-        linker.display(),
-        library.display(),
-        if reasons.is_empty() { "" } else { ": " },
-        reasons.lines().next().unwrap_or_default(),
-        LIBRARY,
+        !name.as_bytes().starts_with(b"ld-musl"),
+        "{failed}; the program is linked with musl and {LIBRARY} with the GNU C library, {with_tcp}"
     );
-    Ok(())
+    bail!(
+        "{failed}; set SMBDIRECT_PRELOAD to a {LIBRARY} that is made for this system, with a path without spaces \
+         and colons"
+    );
 }
 
 /// Forbids this process, and all that it starts, to connect by TCP to the given ports: a process without the library
