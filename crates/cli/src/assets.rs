@@ -54,12 +54,43 @@ const COMPLETION_EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 impl Completions {
     /// Prints the completions of `command`, which is the whole command line.
     pub(crate) fn run(self, mut command: Command) -> Result<bool> {
-        let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut command, "smbdirect", &mut text);
-        let text = String::from_utf8(text)?;
+        let text = completions(self.shell, &mut command)?;
         Report::new(false).line(text.trim_end());
         Ok(true)
     }
+}
+
+/// Returns the completions of a shell.
+fn completions(shell: Shell, command: &mut Command) -> Result<String> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, command, "smbdirect", &mut text);
+    let text = String::from_utf8(text)?;
+    Ok(match shell {
+        Shell::Bash => options_after_dash(&text),
+        _ => text,
+    })
+}
+
+/// Changes the completions of Bash, which offer options for an empty word, so that they offer options only for a word
+/// that begins with `-`. Bash offers files where they offer nothing.
+fn options_after_dash(script: &str) -> String {
+    let mut changed = String::new();
+    for line in script.lines() {
+        let _ = writeln!(changed, "{line}");
+        let (indent, rest) = line.split_at(line.len() - line.trim_start().len());
+        let words = rest
+            .strip_prefix("opts=\"")
+            .and_then(|rest| rest.strip_suffix('"'));
+        if let Some(words) = words {
+            let others: Vec<_> = words
+                .split(' ')
+                .filter(|word| !word.starts_with('-'))
+                .collect();
+            let others = others.join(" ");
+            let _ = writeln!(changed, "{indent}[[ ${{cur}} == -* ]] || opts=\"{others}\"");
+        }
+    }
+    changed
 }
 
 /// Shells with completions, and the names under which they look for them.
@@ -92,9 +123,8 @@ impl Assets {
             write(&page, &text)?;
         }
         for (shell, name) in SHELLS {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut command, "smbdirect", &mut text);
-            fs::write(completions.join(name), text)?;
+            let text = self::completions(shell, &mut command)?;
+            write(&completions.join(name), &text)?;
         }
         let gateway = command.find_subcommand("gateway");
         let example = example(gateway.context("the command has no gateway")?);

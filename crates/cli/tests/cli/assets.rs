@@ -119,3 +119,35 @@ fn pages_completions_and_a_valid_example_are_written() {
     check(&every).succeeded();
     run(&["assets", "/proc/no/such"]).failed(1, "cannot write to /proc/no/such");
 }
+
+/// Bash offers files where the completions offer nothing.
+#[test]
+fn bash_completes_options_after_a_dash_and_files_elsewhere() {
+    let script = "source <(\"$0\" completions bash) || exit; shift; COMP_WORDS=(\"$@\"); \
+                  COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=(); \
+                  _smbdirect smbdirect \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; \
+                  echo \" ${COMPREPLY[*]} \"";
+    let complete = |line: &str| {
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["--norc", "-c", script, crate::support::PROGRAM, "_"]);
+        let output = bash.args(line.split(' ')).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{line}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for line in ["put ", "get x ", "decode ", "demo ", "put --force "] {
+        assert_eq!(complete(&format!("smbdirect {line}")).trim(), "", "{line}");
+    }
+    for (line, offers, not) in [
+        ("", " gateway ", "--help"),
+        ("put -", " --force ", " put "),
+        ("put --transport ", " roce ", "--force"),
+        ("gateway ctl ", " drain ", "--json"),
+        ("completions ", " zsh ", "--help"),
+    ] {
+        let words = complete(&format!("smbdirect {line}"));
+        assert!(
+            words.contains(offers) && !words.contains(not),
+            "{line}: {words}"
+        );
+    }
+}
