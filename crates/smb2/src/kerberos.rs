@@ -1,49 +1,49 @@
 //! Logins by Kerberos, with the tickets that `kinit` leaves in a credential cache.
 //!
 //! The crate smb2 makes the messages of Kerberos. This module finds the cache and the KDC as MIT Kerberos does
-//! ([`config`]), reads the cache ([`cache`]), fetches the ticket for a server ([`service`]) over TCP ([`kdc`]), and says
-//! why a login by tickets is not possible.
+//! ([`config`], [`profile`]), reads the cache ([`cache`]), fetches the ticket for a server ([`exchange`]), and says why a
+//! login by tickets is not possible.
 
 mod cache;
 mod config;
 mod error;
-mod kdc;
-mod service;
+mod exchange;
+mod profile;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use smb2::{
     auth::{
-        KerberosAuthenticator, KerberosCredentials,
+        KerberosCredentials,
         kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal},
     },
     client::{Session, connection},
 };
 use tokio::{
     net::{TcpStream, lookup_host},
-    time::{sleep, timeout},
+    time::timeout,
 };
 
-use self::config::Config;
 pub use self::error::KerberosError;
+use self::{
+    config::{Config, Kdc},
+    exchange::NoTicket,
+};
 
 /// Longest time for a KDC to accept a TCP connection, after which the next one is tried.
 const KDC_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest time for a KDC to answer.
 const KDC_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Port of the KDC.
-const KDC_PORT: u16 = 88;
+/// The service of SMB servers.
+const SERVICE: &str = "cifs";
 
 /// The tickets of a user, in a credential cache.
 #[derive(Clone, Debug)]
 pub struct Tickets {
-    /// Only tickets that the crate smb2 can use.
     cache: CCache,
-    /// Kind and length of the key of the ticket that admits to others, if that is not in `cache`.
-    unusable_key: Option<(u16, usize)>,
     name: String,
     config: Config,
 }
@@ -53,28 +53,29 @@ impl Tickets {
     /// `/tmp/krb5cc_UID`.
     ///
     /// # Errors
-    /// There is no cache, it is not a file, its ticket is not valid now, or its principal has several parts.
+    /// krb5.conf is not well formed, there is no cache, it is not a file, or its principal has several parts.
     pub fn load() -> Result<Self, KerberosError> {
-        let config = Config::read();
-        let name = config.cache_name()?;
-        Self::read(&name, config, SystemTime::now())
+        let config = Config::read()?;
+        let path = cache::path(&config.cache_name()?)?;
+        Self::new(cache::read(&path)?, path.display().to_string(), config)
     }
 
-    fn read(name: &str, config: Config, now: SystemTime) -> Result<Self, KerberosError> {
-        let path = cache::path(name)?;
-        let mut cache = cache::read(&path)?;
-        let granting = cache.find_tgt(&cache.default_principal.realm);
-        let granting = granting.filter(|ticket| !cache::key_fits(ticket));
-        let unusable_key = granting.map(|ticket| (ticket.key_etype, ticket.key_data.len()));
-        cache.credentials.retain(cache::is_usable);
+    fn new(cache: CCache, name: String, config: Config) -> Result<Self, KerberosError> {
         let tickets = Self {
-            name: path.display().to_string(),
             cache,
-            unusable_key,
+            name,
             config,
         };
-        tickets.check(now)?;
-        Ok(tickets)
+        let CcachePrincipal {
+            realm, components, ..
+        } = &tickets.cache.default_principal;
+        if components.len() == 1 {
+            return Ok(tickets);
+        }
+        Err(KerberosError::Principal {
+            principal: tickets.principal(),
+            realm: realm.clone(),
+        })
     }
 
     /// Returns the principal of the tickets, as in `me@EXAMPLE.ORG`.
@@ -85,34 +86,68 @@ impl Tickets {
         format!("{}@{realm}", components.join("/"))
     }
 
-    /// Checks that the ticket that admits to others is valid at `now`.
-    fn check(&self, now: SystemTime) -> Result<(), KerberosError> {
-        let CcachePrincipal {
-            realm, components, ..
-        } = &self.cache.default_principal;
-        let principal = self.principal();
-        if components.len() != 1 {
-            let realm = realm.clone();
-            return Err(KerberosError::Principal { principal, realm });
+    /// Returns the tickets with which to log in to `server`: its own, or else one that the KDC gives for the ticket of
+    /// `kinit`.
+    ///
+    /// # Errors
+    /// `server` is an address, no ticket can be used now, no KDC is found, it does not answer within 10 s, or it gives
+    /// no ticket for the server.
+    pub async fn for_server(&self, server: &str) -> Result<Self, KerberosError> {
+        if let Ok(address) = server.parse() {
+            return Err(KerberosError::Address { address });
         }
-        match (self.cache.find_tgt(realm), self.unusable_key) {
-            (Some(ticket), _) => self.check_times(ticket, now),
-            (None, Some((etype, bytes))) => Err(KerberosError::Key {
+        let realm = &self.cache.default_principal.realm;
+        let now = SystemTime::now();
+        let own = self.find(now, |name| is_name(name, SERVICE, server));
+        let granting =
+            |name: &CcachePrincipal| is_name(name, "krbtgt", realm) && name.realm == *realm;
+        let mut ticket = match own {
+            Some(Ok(ticket)) => ticket.clone(),
+            unusable => {
+                let granting = self.find(now, granting).or(unusable);
+                let granting = granting.unwrap_or_else(|| Err(self.no_ticket(server)))?;
+                self.fetch(granting, server).await?
+            }
+        };
+        // The crate looks for it by this name. A server in another realm has another one.
+        ticket.server.realm.clone_from(realm);
+        ticket.server.components = vec![SERVICE.into(), server.into()];
+        let mut tickets = self.clone();
+        tickets.cache.credentials = vec![ticket];
+        Ok(tickets)
+    }
+
+    /// Returns the ticket of this user for a server that can be used longest, or why none can be used; `None` if there
+    /// is none.
+    fn find(
+        &self,
+        now: SystemTime,
+        is_wanted: impl Fn(&CcachePrincipal) -> bool,
+    ) -> Option<Result<&CcacheCredential, KerberosError>> {
+        let user = &self.cache.default_principal;
+        let is_users = |ticket: &&CcacheCredential| {
+            ticket.client.realm == user.realm && ticket.client.components == user.components
+        };
+        let tickets = self.cache.credentials.iter().filter(is_users);
+        let latest = tickets
+            .filter(|ticket| is_wanted(&ticket.server))
+            .max_by_key(|ticket| (self.check(ticket, now).is_ok(), ticket.endtime))?;
+        Some(self.check(latest, now).map(|()| latest))
+    }
+
+    /// Checks that a ticket is valid at `now`, and that the crate smb2 has its kind of keys. A key of another length
+    /// than its kind would end the process.
+    fn check(&self, ticket: &CcacheCredential, now: SystemTime) -> Result<(), KerberosError> {
+        let at = |seconds: u32| UNIX_EPOCH + Duration::from_secs(seconds.into());
+        let principal = self.principal();
+        let (etype, bytes) = (ticket.key_etype, ticket.key_data.len());
+        if !matches!((etype, bytes), (17 | 23, 16) | (18, 32)) {
+            return Err(KerberosError::Key {
                 principal,
                 etype,
                 bytes,
-            }),
-            (None, None) => Err(KerberosError::NoTicket {
-                cache: self.name.clone(),
-                principal,
-                realm: realm.clone(),
-            }),
+            });
         }
-    }
-
-    fn check_times(&self, ticket: &CcacheCredential, now: SystemTime) -> Result<(), KerberosError> {
-        let at = |seconds: u32| UNIX_EPOCH + Duration::from_secs(seconds.into());
-        let principal = self.principal();
         if let Ok(ago) = now.duration_since(at(ticket.endtime)) {
             return Err(KerberosError::Expired { principal, ago });
         }
@@ -124,86 +159,26 @@ impl Tickets {
         }
     }
 
-    /// Returns the tickets that are valid at `now`.
-    fn valid(&self, now: SystemTime) -> CCache {
-        let mut cache = self.cache.clone();
-        cache
-            .credentials
-            .retain(|ticket| self.check_times(ticket, now).is_ok());
-        cache
+    fn no_ticket(&self, server: &str) -> KerberosError {
+        KerberosError::NoTicket {
+            cache: self.name.clone(),
+            principal: self.principal(),
+            realm: self.cache.default_principal.realm.clone(),
+            server: server.into(),
+        }
     }
 
-    /// Returns these tickets with one for `server`, which the KDC gives unless it is there already.
-    ///
-    /// # Errors
-    /// `server` is an address, no KDC is found, it does not answer within 10 s, or it gives no ticket for the server.
-    pub async fn for_server(&self, server: &str) -> Result<Self, KerberosError> {
-        if let Ok(address) = server.parse() {
-            return Err(KerberosError::Address { address });
-        }
-        let realm = &self.cache.default_principal.realm;
-        // A ticket for the server that is no longer valid is fetched again.
-        let now = SystemTime::now();
-        let mut cache = self.valid(now);
-        if cache.find_service_ticket("cifs", server, realm).is_none() {
-            let kdc = self.kdc(realm).await?;
-            let ticket = self.fetch(&cache, server, kdc, KDC_ANSWER_TIMEOUT).await?;
-            cache.credentials.push(ticket);
-        }
-        let mut tickets = self.clone();
-        tickets.cache = cache;
-        Ok(tickets)
-    }
-
-    /// Asks a KDC for a ticket over a connection to it.
+    /// Asks a KDC for the ticket of a server.
     async fn fetch(
         &self,
-        cache: &CCache,
+        granting: &CcacheCredential,
         server: &str,
-        (address, mut stream): (SocketAddr, TcpStream),
-        limit: Duration,
     ) -> Result<CcacheCredential, KerberosError> {
-        let realm = self.cache.default_principal.realm.clone();
-        let silent = |why: String| {
-            let realm = realm.clone();
-            KerberosError::Exchange {
-                realm,
-                address,
-                why,
-            }
-        };
-        let relay = kdc::Relay::bind().await;
-        let relay = relay.map_err(|error| silent(error.to_string()))?;
-        let mut exchange = KerberosAuthenticator::new(self.credentials(relay.address()));
-        let answer = tokio::select! {
-            answer = exchange.authenticate_from_ccache(cache, server) => answer,
-            error = relay.run(&mut stream) => return Err(silent(error.to_string())),
-            () = sleep(limit) => {
-                return Err(silent(format!("no answer within {} s", limit.as_secs())));
-            }
-        };
-        answer.map_err(|error| match error {
-            smb2::Error::Io(_) | smb2::Error::Timeout | smb2::Error::Disconnected => {
-                silent(error.to_string())
-            }
-            smb2::Error::Auth { message } => refusal(&message, realm.clone(), server),
-            error => refusal(&error.to_string(), realm.clone(), server),
-        })?;
-        let granting = cache.find_tgt(&realm);
-        let ticket = granting.and_then(|granting| service::ticket(&exchange, granting, server));
-        ticket.ok_or_else(|| silent("its answer has no ticket".into()))
-    }
-
-    fn credentials(&self, kdc_address: String) -> KerberosCredentials {
-        let CcachePrincipal {
-            realm, components, ..
-        } = &self.cache.default_principal;
-        KerberosCredentials {
-            username: components.concat(),
-            password: String::new(),
-            realm: realm.clone(),
-            kdc_address,
-        }
+        let realm = &self.cache.default_principal.realm;
+        let (address, stream) = self.kdc(realm).await?;
+        let request = exchange::Request::new(granting, server);
+        let ticket = ask(&request, stream, KDC_ANSWER_TIMEOUT).await;
+        ticket.map_err(|why| explain(why, realm, address, server))
     }
 
     /// Logs in to `server` over a connection that has negotiated. It asks the KDC if these tickets are not those of
@@ -217,8 +192,16 @@ impl Tickets {
         server: &str,
     ) -> Result<Session, crate::Error> {
         let tickets = self.for_server(server).await?;
+        let CcachePrincipal {
+            realm, components, ..
+        } = &self.cache.default_principal;
         // The ticket is there, so no KDC is asked.
-        let credentials = self.credentials(String::new());
+        let credentials = KerberosCredentials {
+            username: components.concat(),
+            password: String::new(),
+            realm: realm.clone(),
+            kdc_address: String::new(),
+        };
         let session =
             Session::setup_kerberos_from_ccache(smb, &credentials, server, &tickets.cache);
         session.await.map_err(Into::into)
@@ -231,12 +214,16 @@ impl Tickets {
         let mut hosts = self.config.kdcs(realm);
         let is_configured = !hosts.is_empty();
         if !is_configured {
-            hosts.push(name.clone());
+            hosts.push(Kdc::new(&name));
         }
         let (mut tried, mut unknown) = (Vec::new(), Vec::new());
-        for host in &hosts {
-            match lookup_host(&*with_port(host)).await {
-                Err(error) => unknown.push(format!("`{host}` ({error})")),
+        for Kdc { entry, address } in &hosts {
+            let Some(address) = *address else {
+                unknown.push(format!("`{entry}` is not HOST[:PORT]"));
+                continue;
+            };
+            match lookup_host(address).await {
+                Err(error) => unknown.push(format!("`{entry}` has no address ({error})")),
                 Ok(addresses) => {
                     for address in addresses {
                         let connecting = timeout(KDC_TIMEOUT, TcpStream::connect(address));
@@ -250,11 +237,7 @@ impl Tickets {
         }
         let realm = realm.to_owned();
         if !tried.is_empty() {
-            tried.extend(
-                unknown
-                    .iter()
-                    .map(|host| format!("{host}, which has no address")),
-            );
+            tried.extend(unknown);
             let tried = tried.join(", ");
             return Err(KerberosError::SilentKdc { realm, tried });
         }
@@ -275,38 +258,45 @@ impl Tickets {
 /// Difference between clocks that Kerberos permits.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
-/// Returns `HOST:PORT` of an entry `HOST` or `HOST:PORT` of krb5.conf.
-fn with_port(host: &str) -> String {
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return SocketAddr::new(address, KDC_PORT).to_string();
-    }
-    match host.rsplit_once(':') {
-        Some((_, port)) if port.parse::<u16>().is_ok() => host.to_owned(),
-        _ => format!("{host}:{KDC_PORT}"),
-    }
+/// Returns whether a principal is that of a service on a host, or of a realm.
+fn is_name(principal: &CcachePrincipal, service: &str, host: &str) -> bool {
+    matches!(&*principal.components, [first, second]
+        if first.eq_ignore_ascii_case(service) && second.eq_ignore_ascii_case(host))
 }
 
-/// Translates the error of the KDC. The crate has its number (RFC 4120 7.5.9) only in its text.
-fn refusal(message: &str, realm: String, server: &str) -> KerberosError {
-    let number = message.split_once("KRB-ERROR code ").and_then(|(_, rest)| {
-        rest.split(|c: char| !c.is_ascii_digit())
-            .next()?
-            .parse()
-            .ok()
-    });
-    let server = server.to_owned();
-    let why = match number {
-        Some(7) => return KerberosError::UnknownServer { realm, server },
-        Some(37) => return KerberosError::ClockSkew { realm },
-        Some(14) => {
-            "it has no encryption in common with this client; AES with SHA-1 and RC4 are tried"
-                .into()
+async fn ask(
+    request: &exchange::Request<'_>,
+    mut kdc: TcpStream,
+    limit: Duration,
+) -> Result<CcacheCredential, NoTicket> {
+    let asked = timeout(limit, request.ask(&mut kdc)).await;
+    asked.unwrap_or_else(|_| {
+        let why = format!("no answer within {} s", limit.as_secs());
+        Err(NoTicket::Answer(why))
+    })
+}
+
+/// Says why there is no ticket, by the code of the KDC (RFC 4120 7.5.9).
+fn explain(why: NoTicket, realm: &str, address: SocketAddr, server: &str) -> KerberosError {
+    let (realm, server) = (realm.to_owned(), server.to_owned());
+    let (code, text) = match why {
+        NoTicket::Answer(why) => {
+            return KerberosError::Exchange {
+                realm,
+                address,
+                why,
+            };
         }
-        Some(32) => "the ticket has expired by its clock; run `kinit`".into(),
-        Some(33) => {
-            "the ticket is not valid yet by its clock; set the clock of this machine".into()
-        }
-        _ => message.to_owned(),
+        NoTicket::Refused(code, text) => (code, text),
+    };
+    let why = match code {
+        7 => return KerberosError::UnknownServer { realm, server },
+        37 => return KerberosError::ClockSkew { realm },
+        14 => "it has no encryption in common with this client; AES with SHA-1 and RC4 are tried"
+            .into(),
+        32 => "the ticket has expired by its clock; run `kinit`".into(),
+        33 => "the ticket is not valid yet by its clock; set the clock of this machine".into(),
+        _ => format!("error {code} of Kerberos {text}"),
     };
     KerberosError::Refused { realm, server, why }
 }

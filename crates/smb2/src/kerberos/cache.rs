@@ -1,8 +1,7 @@
 //! Credential caches in files, as MIT Kerberos writes them (versions 3 and 4 of its format).
 //!
-//! `parse_ccache` of the crate smb2 reserves memory for as many names as the file counts, and takes keys that do not
-//! fit their encryption type, which end the process when they are used. This module counts only what the file can
-//! hold.
+//! `parse_ccache` of the crate smb2 0.39 reserves memory for as many names as the file counts. This module counts only
+//! what the file can hold.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,10 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smb2::auth::kerberos::{
-    ccache::{CCache, CcacheCredential, CcachePrincipal},
-    messages::parse_ticket,
-};
+use smb2::auth::kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal};
 
 use super::error::KerberosError;
 
@@ -25,13 +21,13 @@ const VERSION_4: u16 = 0x0504;
 /// Returns the path of a cache of the kinds FILE and DIR.
 pub(super) fn path(name: &str) -> Result<PathBuf, KerberosError> {
     let (kind, rest) = match name.split_once(':') {
-        // A path that begins with a drive letter, or has no kind.
-        Some((kind, _)) if kind.len() < 2 || kind.contains('/') => ("FILE", name),
+        // A path that begins with a drive letter has no kind. One with another colon has, as for MIT Kerberos.
+        Some((kind, _)) if kind.len() == 1 => ("FILE", name),
         Some(parts) => parts,
         None => ("FILE", name),
     };
     match kind {
-        "FILE" | "WRFILE" => Ok(rest.into()),
+        "FILE" => Ok(rest.into()),
         // `DIR::FILE` names one of the folder's caches, and `DIR:FOLDER` the primary one.
         "DIR" => match rest.strip_prefix(':') {
             Some(file) => Ok(file.into()),
@@ -141,17 +137,6 @@ fn check_owner(about: &std::fs::Metadata) -> Result<(), Unread> {
 #[allow(clippy::unnecessary_wraps, reason = "as on Unix")]
 fn check_owner(_: &std::fs::Metadata) -> Result<(), Unread> {
     Ok(())
-}
-
-/// Returns whether the crate smb2 can use a ticket. Caches also have entries with settings, which are no tickets.
-pub(super) fn is_usable(credential: &CcacheCredential) -> bool {
-    key_fits(credential) && parse_ticket(&credential.ticket).is_ok()
-}
-
-/// Returns whether the crate smb2 has the encryption type of a key, and the key the length of its type.
-pub(super) fn key_fits(credential: &CcacheCredential) -> bool {
-    let key = (credential.key_etype, credential.key_data.len());
-    matches!(key, (17 | 23, 16) | (18, 32))
 }
 
 /// Parses a cache; `None` if it is none. A file that is cut off has the credentials before.
@@ -329,7 +314,7 @@ mod tests {
             let [first, second] = &*read.credentials else {
                 panic!("{read:?}");
             };
-            assert!(is_usable(first) && is_usable(second));
+            assert_eq!((first.key_etype, &first.ticket), (18, &second.ticket));
             assert_eq!(second.server.components, ["krbtgt", "EXAMPLE.ORG"]);
             assert_eq!((second.authtime, second.renew_till), (1, 4));
             assert_eq!(
@@ -357,28 +342,6 @@ mod tests {
         }
         let names = [&[5, 4, 0, 0, 0, 0, 0, 1][..], &[0xff; 4], &data(b"R")].concat();
         assert!(parse(&names).is_none());
-    }
-
-    #[test]
-    fn a_key_fits_its_type() {
-        for (etype, length, fits) in [
-            (17, 16, true),
-            (18, 32, true),
-            (23, 16, true),
-            (17, 32, false),
-            (18, 16, false),
-            (18, 24, false),
-            (18, 0, false),
-            (23, 0, false),
-            (20, 32, false),
-        ] {
-            let credential = credential(VERSION_4, etype, &vec![7; length]);
-            let read = parse(&cache(VERSION_4, &[credential])).unwrap();
-            assert_eq!(is_usable(&read.credentials[0]), fits, "{etype} {length}");
-        }
-        let mut setting = parse(&cache(VERSION_4, &[credential(VERSION_4, 18, &[7; 32])])).unwrap();
-        setting.credentials[0].ticket = b"yes".into();
-        assert!(!is_usable(&setting.credentials[0]));
     }
 
     #[test]

@@ -1,32 +1,54 @@
 //! What of krb5.conf a client of the credential cache needs: where the cache is, and the KDCs of a realm.
 
-use std::{collections::HashMap, env, ffi::OsString, fs, io, path::Path};
+use std::{
+    env,
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+};
 
-use super::error::KerberosError;
+use super::{
+    error::KerberosError,
+    profile::{Fault, Profile, Why},
+};
 
-/// Deepest nesting of included files.
-const MAX_DEPTH: usize = 10;
+/// Port of the KDC.
+const KDC_PORT: u16 = 88;
 
 /// Settings of krb5.conf.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Config {
-    default_cache: Option<String>,
-    kdcs: HashMap<String, Vec<String>>,
-    /// The files of KRB5_CONFIG, and those that cannot be read, as they are shown.
+    profile: Profile,
+    /// The files of KRB5_CONFIG, and why they cannot be read, as they are shown.
     files: Vec<String>,
 }
 
 impl Config {
-    /// Reads the files of KRB5_CONFIG, or `/etc/krb5.conf`. Files that do not exist have no settings.
-    pub(super) fn read() -> Self {
+    /// Reads the files of KRB5_CONFIG, or `/etc/krb5.conf`. Files that do not exist or may not be read have no
+    /// settings.
+    ///
+    /// # Errors
+    /// A file is not well formed.
+    pub(super) fn read() -> Result<Self, KerberosError> {
         let files = env::var_os("KRB5_CONFIG").unwrap_or_else(|| "/etc/krb5.conf".into());
+        Self::of(env::split_paths(&files))
+    }
+
+    pub(super) fn of(files: impl Iterator<Item = PathBuf>) -> Result<Self, KerberosError> {
         let mut config = Self::default();
-        for file in env::split_paths(&files) {
-            if config.read_file(&file, MAX_DEPTH) {
-                config.files.push(file.display().to_string());
-            }
+        for file in files {
+            let shown = file.display();
+            let shown = match config.profile.add(&file) {
+                Ok(()) => shown.to_string(),
+                Err(fault) if is_skipped(&fault, &file) => fault.to_string(),
+                Err(fault) => {
+                    let fault = fault.to_string();
+                    return Err(KerberosError::Config { fault });
+                }
+            };
+            config.files.push(shown);
         }
-        config
+        Ok(config)
     }
 
     /// Returns the name of the credential cache.
@@ -43,124 +65,96 @@ impl Config {
         if !name.is_empty() {
             return Ok(name);
         }
-        let name = self.default_cache.as_deref();
-        let name = name.unwrap_or("FILE:/tmp/krb5cc_%{uid}");
-        let user = user_id().to_string();
-        Ok(name.replace("%{uid}", &user).replace("%{euid}", &user))
+        let names = self.profile.values(&["libdefaults", "default_ccache_name"]);
+        expanded(names.first().copied().unwrap_or("FILE:/tmp/krb5cc_%{uid}"))
     }
 
-    /// Returns the KDCs of a realm, as `HOST` or `HOST:PORT`.
-    pub(super) fn kdcs(&self, realm: &str) -> Vec<String> {
-        self.kdcs.get(realm).cloned().unwrap_or_default()
+    /// Returns the KDCs of a realm.
+    pub(super) fn kdcs(&self, realm: &str) -> Vec<Kdc<'_>> {
+        let entries = self.profile.values(&["realms", realm, "kdc"]);
+        entries.into_iter().map(Kdc::new).collect()
     }
 
     /// Returns the names of the files, for an error.
     pub(super) fn files(&self) -> String {
         self.files.join(", ")
     }
+}
 
-    /// Reads a file; false if it cannot be read. MIT Kerberos does not ask for UTF-8.
-    fn read_file(&mut self, file: &Path, depth: usize) -> bool {
-        match fs::read(file) {
-            Ok(bytes) => self.parse(&String::from_utf8_lossy(&bytes), depth),
-            Err(error) => {
-                let file = file.display();
-                let shown = match error.kind() {
-                    io::ErrorKind::NotFound => format!("{file} (does not exist)"),
-                    _ => format!("{file} (cannot be read: {error})"),
-                };
-                self.files.push(shown);
-                return false;
-            }
-        }
-        true
-    }
+/// Returns whether MIT Kerberos goes on without a file that cannot be read for this reason.
+fn is_skipped(fault: &Fault, file: &Path) -> bool {
+    let Why::Unread(error) = &fault.why else {
+        return false;
+    };
+    // A file that it includes has to be there.
+    fault.file == file
+        && matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+        )
+}
 
-    pub(super) fn parse(&mut self, text: &str, depth: usize) {
-        let mut section = String::new();
-        // The names of the groups in braces around a line, outermost first.
-        let mut groups: Vec<String> = Vec::new();
-        // A name whose `{` is on the next line.
-        let mut pending = None;
-        for line in text.lines() {
-            let line = line.trim();
-            if line.starts_with(['#', ';']) {
-                continue;
-            }
-            let first = line.split_whitespace().next().unwrap_or_default();
-            match first {
-                "include" if depth > 0 => {
-                    self.read_file(Path::new(line[first.len()..].trim()), depth - 1);
-                }
-                "includedir" if depth > 0 => {
-                    self.read_folder(Path::new(line[first.len()..].trim()), depth - 1);
-                }
-                _ => {}
-            }
-            if let Some(name) = line.strip_prefix('[') {
-                section = name.split(']').next().unwrap_or_default().to_owned();
-                groups.clear();
-                continue;
-            }
-            if line.starts_with('}') {
-                groups.pop();
-                continue;
-            }
-            if line.starts_with('{') {
-                groups.extend(pending.take());
-                continue;
-            }
-            let Some((key, value)) = line.split_once('=') else {
-                continue;
-            };
-            let (key, value) = (key.trim(), value.trim());
-            if value.starts_with('{') {
-                groups.push(key.to_owned());
-                continue;
-            }
-            pending = value.is_empty().then(|| key.to_owned());
-            match (&*section, key, &*groups) {
-                ("libdefaults", "default_ccache_name", []) => {
-                    self.default_cache.get_or_insert_with(|| value.to_owned());
-                }
-                ("realms", "kdc", [realm]) if !value.is_empty() => {
-                    let kdcs = self.kdcs.entry(realm.clone()).or_default();
-                    kdcs.push(without_scheme(value).to_owned());
-                }
-                _ => {}
-            }
-        }
-    }
+/// A KDC, as krb5.conf names it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Kdc<'a> {
+    /// The entry.
+    pub(super) entry: &'a str,
+    /// Its host and its port, if the entry is one of a host.
+    pub(super) address: Option<(&'a str, u16)>,
+}
 
-    /// Reads the files of a folder whose names MIT Kerberos accepts: letters, digits, dashes and underscores, or
-    /// the suffix `.conf`.
-    fn read_folder(&mut self, folder: &Path, depth: usize) {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut names: Vec<_> = entries.map(|entry| entry.path()).collect();
-        names.sort();
-        for path in names {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-            let is_hidden = name.starts_with('.');
-            if !is_hidden && (name.ends_with(".conf") || name.chars().all(is_plain)) {
-                self.read_file(&path, depth);
+impl<'a> Kdc<'a> {
+    /// Reads an entry `HOST[:PORT]` or `[ADDRESS][:PORT]`. After the host, words are ignored.
+    pub(super) fn new(entry: &'a str) -> Self {
+        let (host, port) = match entry
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once(']'))
+        {
+            Some((host, rest)) => (host, rest.strip_prefix(':')),
+            None => {
+                let end = entry.find([' ', '\t', ':']).unwrap_or(entry.len());
+                (&entry[..end], entry[end..].strip_prefix(':'))
             }
-        }
+        };
+        let is_host = !host.is_empty()
+            && !host.contains('/')
+            && !entry.chars().all(|character| character.is_ascii_digit());
+        let port = port.map_or(Some(KDC_PORT), |port| port.trim_start().parse().ok());
+        let address = port.filter(|_| is_host).map(|port| (host, port));
+        Self { entry, address }
     }
 }
 
-/// Removes a transport from an entry, as in `tcp/HOST`.
-fn without_scheme(kdc: &str) -> &str {
-    kdc.split_once('/').map_or(kdc, |(_, host)| host)
+/// Returns the name of a cache with the values of its parameters, such as `%{uid}`.
+fn expanded(name: &str) -> Result<String, KerberosError> {
+    let mut parts = name.split("%{");
+    let mut expanded = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let unknown = || KerberosError::Parameter { name: name.into() };
+        let (parameter, rest) = part.split_once('}').ok_or_else(unknown)?;
+        match parameter {
+            "uid" | "USERID" => expanded += &user_id().to_string(),
+            "euid" => expanded += &effective_user_id().to_string(),
+            "TEMP" => {
+                let folder = env::var_os("TMPDIR").unwrap_or_else(|| "/tmp".into());
+                expanded += &Path::new(&folder).to_string_lossy();
+            }
+            "null" => {}
+            _ => return Err(unknown()),
+        }
+        expanded += rest;
+    }
+    Ok(expanded)
 }
 
 #[cfg(unix)]
 fn user_id() -> u32 {
     rustix::process::getuid().as_raw()
+}
+
+#[cfg(unix)]
+fn effective_user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// There is no user id, and no cache of that name.
@@ -169,66 +163,93 @@ const fn user_id() -> u32 {
     0
 }
 
+#[cfg(not(unix))]
+const fn effective_user_id() -> u32 {
+    0
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
-    fn caches_and_kdcs_are_read() {
+    fn a_kdc_has_a_host_and_a_port() {
+        for (entry, address) in [
+            ("kdc", Some(("kdc", 88))),
+            ("kdc:750", Some(("kdc", 750))),
+            ("kdc # the first", Some(("kdc", 88))),
+            ("10.0.0.1", Some(("10.0.0.1", 88))),
+            ("[10.0.0.1]:88", Some(("10.0.0.1", 88))),
+            ("[fd00::1]", Some(("fd00::1", 88))),
+            ("[fd00::1]:750", Some(("fd00::1", 750))),
+            // Without brackets, what follows the first colon is no port.
+            ("fd00::1", None),
+            ("kdc:750 # the first", None),
+            ("kdc:65536", None),
+            ("kdc:", None),
+            ("750", None),
+            ("", None),
+            (":88", None),
+            ("https://proxy/KdcProxy", None),
+            ("/run/kdc.sock", None),
+        ] {
+            assert_eq!(Kdc::new(entry), Kdc { entry, address });
+        }
+    }
+
+    #[test]
+    fn parameters_of_a_name_have_values() {
+        let (user, effective) = (user_id(), effective_user_id());
+        for (name, value) in [
+            (
+                "FILE:/tmp/krb5cc_%{uid}",
+                format!("FILE:/tmp/krb5cc_{user}"),
+            ),
+            (
+                "FILE:/run/%{USERID}/%{euid}%{null}",
+                format!("FILE:/run/{user}/{effective}"),
+            ),
+            ("/tmp/100%", "/tmp/100%".into()),
+        ] {
+            assert_eq!(expanded(name).unwrap(), value);
+        }
+        for name in [
+            "FILE:/%{uid",
+            "FILE:/%{}",
+            "FILE:/%{username}",
+            "FILE:/%{UID}",
+        ] {
+            let error = expanded(name).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_and_one_that_is_wrong_is_an_error() {
         let folder = env::temp_dir().join(format!("smbdirect-krb5-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let more = "[realms]\n OTHER.ORG = {\n kdc = tcp/kdc.other.org:8888\n }\n";
-        fs::write(folder.join("other.conf"), more).unwrap();
-        fs::write(
-            folder.join("ignored.rpmsave"),
-            "[realms]\n X = {\n kdc = x\n }\n",
-        )
-        .unwrap();
-        let text = format!(
-            "includedir {}\n[libdefaults]\n  default_ccache_name = FILE:/run/krb5cc_%{{uid}}\n# kdc = no\n\
-             [realms]\nEXAMPLE.ORG = {{\n\tkdc = a.example.org\n\tkdc=b.example.org:750\n  # kdc = c\n\
-             admin_server = a.example.org\n}}\n[domain_realm]\n.example.org = EXAMPLE.ORG\n",
-            folder.display()
-        );
-        let mut config = Config::default();
-        config.parse(&text, MAX_DEPTH);
-        assert_eq!(
-            config.kdcs("EXAMPLE.ORG"),
-            ["a.example.org", "b.example.org:750"]
-        );
-        assert_eq!(config.kdcs("OTHER.ORG"), ["kdc.other.org:8888"]);
-        assert_eq!(config.kdcs("X"), [""; 0]);
-        assert_eq!(config.files(), "");
-        assert_eq!(
-            config.default_cache.as_deref(),
-            Some("FILE:/run/krb5cc_%{uid}")
-        );
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn groups_in_braces_end_where_they_end() {
-        let text = "[realms]\nA.ORG = {\n auth_to_local_names = {\n  # }\n  kdc = no\n }\n kdc = a.org\n v4 =\n {\n \
-                    kdc = no\n }\n kdc = b.org\n}\nkdc = no\nB.ORG =\n{\nkdc = c.org\n}\n";
-        let mut config = Config::default();
-        config.parse(text, MAX_DEPTH);
-        assert_eq!(config.kdcs("A.ORG"), ["a.org", "b.org"]);
-        assert_eq!(config.kdcs("B.ORG"), ["c.org"]);
-    }
-
-    #[test]
-    fn a_file_that_is_not_utf8_has_settings_and_one_that_cannot_be_read_is_named() {
-        let file = env::temp_dir().join(format!("smbdirect-krb5-latin-{}", std::process::id()));
+        let (file, wrong) = (folder.join("conf"), folder.join("wrong"));
         fs::write(&file, b"# \xe9\n[realms]\nA.ORG = {\nkdc = a.org\n}\n").unwrap();
-        let mut config = Config::default();
-        assert!(config.read_file(&file, MAX_DEPTH));
-        assert_eq!(config.kdcs("A.ORG"), ["a.org"]);
-        fs::remove_file(&file).unwrap();
-        assert!(!config.read_file(&file, MAX_DEPTH));
-        assert!(!config.read_file(&env::temp_dir(), MAX_DEPTH));
+        let missing = folder.join("missing");
+        let config = Config::of([missing, file.clone()].into_iter()).unwrap();
+        assert_eq!(config.kdcs("A.ORG"), [Kdc::new("a.org")]);
         let files = config.files();
-        assert!(files.contains("(does not exist), "), "{files}");
-        assert!(files.contains(" (cannot be read: "), "{files}");
+        assert!(
+            files.contains("missing cannot be read: No such file"),
+            "{files}"
+        );
+        assert!(files.ends_with("/conf"), "{files}");
+        for (text, says) in [
+            ("[realms]\nA.ORG\n", "wrong, line 2: "),
+            ("include /no/such/file\n", "/no/such/file cannot be read: "),
+        ] {
+            fs::write(&wrong, text).unwrap();
+            let error = Config::of([file.clone(), wrong.clone()].into_iter()).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[cfg(unix)]
@@ -237,7 +258,7 @@ mod tests {
         use std::os::unix::ffi::OsStringExt;
         let config = Config::default();
         let name = |bytes: &[u8]| config.cache_name_or(OsString::from_vec(bytes.to_vec()));
-        assert_eq!(name(b"FILE:/x").unwrap(), "FILE:/x");
+        assert_eq!(name(b"FILE:/x%{uid}").unwrap(), "FILE:/x%{uid}");
         assert!(name(b"").unwrap().starts_with("FILE:/tmp/krb5cc_"));
         let error = name(b"FILE:/\xff").unwrap_err().to_string();
         assert!(error.contains("is not UTF-8"), "{error}");

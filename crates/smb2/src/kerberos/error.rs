@@ -71,8 +71,25 @@ pub enum KerberosError {
         /// Its realm.
         realm: String,
     },
-    /// The cache has no ticket for its realm.
-    #[error("{cache} has no ticket of {realm}; run `kinit {principal}`")]
+    /// krb5.conf cannot be used, as MIT Kerberos cannot use it.
+    #[error("{fault}; correct the file, or name another one by KRB5_CONFIG")]
+    Config {
+        /// The file, the line, and what is wrong with it.
+        fault: String,
+    },
+    /// `default_ccache_name` of krb5.conf has a parameter without a value.
+    #[error(
+        "default_ccache_name = {name} has a parameter other than uid, euid, USERID, TEMP and null; set KRB5CCNAME \
+         to the name of the credential cache"
+    )]
+    Parameter {
+        /// The name of the cache.
+        name: String,
+    },
+    /// The cache has no ticket for its realm, and none for the server.
+    #[error(
+        "{cache} has no ticket of {realm}, and none for cifs/{server}; run `kinit {principal}`"
+    )]
     NoTicket {
         /// The name of the cache.
         cache: String,
@@ -80,6 +97,8 @@ pub enum KerberosError {
         principal: String,
         /// Its realm.
         realm: String,
+        /// The server.
+        server: String,
     },
     /// The ticket has expired.
     #[error(

@@ -1,8 +1,14 @@
-use std::io::{Read, Write};
+use std::{
+    env, fs,
+    io::{Read, Write},
+    net::{Shutdown, TcpListener},
+    thread,
+};
 
 use super::*;
 
 const START: u32 = 1_700_000_000;
+const SERVER: &str = "nas.example.org";
 
 fn principal(components: &[&str]) -> CcachePrincipal {
     CcachePrincipal {
@@ -12,60 +18,69 @@ fn principal(components: &[&str]) -> CcachePrincipal {
     }
 }
 
-fn tickets(credentials: Vec<CcacheCredential>) -> Tickets {
-    Tickets {
-        cache: CCache {
-            version: 4,
-            default_principal: principal(&["me"]),
-            credentials,
-        },
-        unusable_key: None,
-        name: "/tmp/krb5cc_0".into(),
-        config: Config::default(),
-    }
+/// Returns tickets, with the KDCs of these lines for the realm.
+fn tickets(credentials: Vec<CcacheCredential>, kdcs: &str) -> Tickets {
+    let cache = CCache {
+        version: 4,
+        default_principal: principal(&["me"]),
+        credentials,
+    };
+    let name = format!(
+        "smbdirect-kdcs-{}-{:?}",
+        std::process::id(),
+        thread::current().id()
+    );
+    let file = env::temp_dir().join(name);
+    fs::write(&file, format!("[realms]\nEXAMPLE.ORG = {{\n{kdcs}\n}}\n")).unwrap();
+    let config = Config::of([file.clone()].into_iter()).unwrap();
+    fs::remove_file(file).unwrap();
+    Tickets::new(cache, "/tmp/krb5cc_0".into(), config).unwrap()
 }
 
-fn granting() -> CcacheCredential {
+/// Returns a ticket that admits to others, valid for ten hours from `start` on.
+pub(super) fn granting(start: u32) -> CcacheCredential {
     CcacheCredential {
         client: principal(&["me"]),
         server: principal(&["krbtgt", "EXAMPLE.ORG"]),
         key_etype: 18,
         key_data: vec![0; 32],
-        authtime: START,
-        starttime: START,
-        endtime: START + 36_000,
+        authtime: start,
+        starttime: start,
+        endtime: start + 36_000,
         renew_till: 0,
-        ticket: Vec::new(),
+        ticket: cache::TICKET.to_vec(),
+    }
+}
+
+fn service(start: u32) -> CcacheCredential {
+    CcacheCredential {
+        server: principal(&["cifs", SERVER]),
+        ..granting(start)
     }
 }
 
 /// Returns an element of DER.
-fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+pub(super) fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let contents = parts.concat();
     let length = match contents.len() {
         short @ 0..128 => vec![short as u8],
-        long @ 128..256 => vec![0x81, long as u8],
         long => vec![0x82, (long >> 8) as u8, long as u8],
     };
     [&[tag], &*length, &contents].concat()
-}
-
-/// Returns a Ticket with `more` bytes of what is encrypted.
-fn ticket(more: usize) -> Vec<u8> {
-    let cipher = element(0xa2, &[&element(4, &[&vec![0; more]])]);
-    let encrypted = element(0x30, &[&[0xa0, 3, 2, 1, 18], &cipher]);
-    let before = &cache::TICKET[4..30];
-    let fields = element(0x30, &[before, &element(0xa3, &[&encrypted])]);
-    element(0x61, &[&fields])
 }
 
 fn at(seconds: u32) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds.into())
 }
 
+fn now() -> u32 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    time.as_secs() as u32
+}
+
 #[test]
 fn a_ticket_counts_only_while_it_is_valid() {
-    let tickets = tickets(vec![granting()]);
+    let tickets = tickets(vec![granting(START)], "");
     assert_eq!(tickets.principal(), "me@EXAMPLE.ORG");
     for (now, says) in [
         (START, None),
@@ -77,71 +92,124 @@ fn a_ticket_counts_only_while_it_is_valid() {
         (START + 36_000 + 7200, Some("expired 2 hours ago")),
         (START + 36_000 + 864_000, Some("expired 10 days ago")),
     ] {
-        let error = tickets.check(at(now)).err().map(|error| error.to_string());
+        let found = tickets.find(at(now), |_| true).unwrap();
+        let error = found.err().map(|error| error.to_string());
         let text = error.as_deref().unwrap_or_default();
         assert_eq!(error.is_some(), says.is_some(), "{now}: {text}");
         assert!(text.contains(says.unwrap_or_default()), "{now}: {text}");
     }
-}
-
-#[test]
-fn a_cache_without_a_ticket_is_no_login() {
-    let error = tickets(Vec::new()).check(at(START)).unwrap_err();
-    assert!(
-        error.to_string().ends_with("run `kinit me@EXAMPLE.ORG`"),
-        "{error}"
-    );
-}
-
-/// The crate smb2 sends the name as one part, which the KDC and the server compare with that of the ticket.
-#[test]
-fn a_principal_has_one_part() {
-    let mut tickets = tickets(vec![granting()]);
-    tickets.cache.default_principal = principal(&["me", "admin"]);
-    let error = tickets.check(at(START)).unwrap_err().to_string();
-    assert!(error.contains("that of me/admin@EXAMPLE.ORG"), "{error}");
-    assert!(error.ends_with("run `kinit USER@EXAMPLE.ORG`"), "{error}");
-}
-
-/// Some issuers leave the start out, and the ticket then is valid from the login on.
-#[test]
-fn a_ticket_without_a_start_begins_with_the_login() {
-    let mut ticket = granting();
+    // Some issuers leave the start out, and the ticket then is valid from the login on.
+    let mut ticket = granting(START);
     ticket.starttime = 0;
-    let tickets = tickets(vec![ticket]);
-    assert!(tickets.check(at(START)).is_ok());
-    let early = tickets.check(at(START - 3600)).unwrap_err().to_string();
+    let early = tickets
+        .check(&ticket, at(START - 3600))
+        .unwrap_err()
+        .to_string();
     assert!(
         early.contains("becomes valid only in 60 minutes"),
         "{early}"
     );
 }
 
-/// An expired ticket for the server is fetched again.
+/// The crate smb2 sends the name as one part, which the KDC and the server compare with that of the ticket.
 #[test]
-fn a_ticket_for_the_server_counts_only_while_it_is_valid() {
-    let mut service = granting();
-    service.server = principal(&["cifs", "nas.example.org"]);
-    service.endtime = START + 60;
-    let tickets = tickets(vec![granting(), service]);
-    for (now, is_there) in [(START + 59, true), (START + 60, false)] {
-        let cache = tickets.valid(at(now));
-        let ticket = cache.find_service_ticket("cifs", "nas.example.org", "EXAMPLE.ORG");
-        assert_eq!(ticket.is_some(), is_there);
-        assert!(cache.find_tgt("EXAMPLE.ORG").is_some());
+fn a_principal_has_one_part() {
+    let cache = CCache {
+        version: 4,
+        default_principal: principal(&["me", "admin"]),
+        credentials: Vec::new(),
+    };
+    let error = Tickets::new(cache, String::new(), Config::default())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("that of me/admin@EXAMPLE.ORG"), "{error}");
+    assert!(error.ends_with("run `kinit USER@EXAMPLE.ORG`"), "{error}");
+}
+
+/// A key whose length is not that of its type would end the process.
+#[test]
+fn a_key_fits_its_type() {
+    let tickets = tickets(Vec::new(), "");
+    for (etype, length, fits) in [
+        (17, 16, true),
+        (18, 32, true),
+        (23, 16, true),
+        (17, 32, false),
+        (18, 16, false),
+        (18, 0, false),
+        (23, 0, false),
+        (20, 32, false),
+    ] {
+        let mut ticket = granting(START);
+        (ticket.key_etype, ticket.key_data) = (etype, vec![7; length]);
+        let checked = tickets.check(&ticket, at(START));
+        assert_eq!(checked.is_ok(), fits, "{etype} {length}");
+        assert_eq!(exchange::kind(etype).is_some(), etype != 20);
+        let Err(error) = checked else { continue };
+        let says = format!("a key of {length} bytes and encryption type {etype}");
+        assert!(error.to_string().contains(&says), "{error}");
     }
 }
 
-#[test]
-fn a_key_that_cannot_be_used_is_named() {
-    let mut tickets = tickets(Vec::new());
-    tickets.unusable_key = Some((20, 32));
-    let error = tickets.check(at(START)).unwrap_err().to_string();
-    assert!(
-        error.contains("a key of 32 bytes and encryption type 20"),
-        "{error}"
-    );
-    assert!(error.ends_with("run `kinit me@EXAMPLE.ORG`"), "{error}");
+/// Without a KDC: a ticket that another program has fetched is enough, also one of another realm.
+#[tokio::test]
+async fn a_ticket_for_the_server_is_enough() {
+    let early = service(now() - 20_000);
+    let mut late = service(now() - 10);
+    late.server.realm = "OTHER.ORG".into();
+    late.server.components = vec!["CIFS".into(), "NAS.example.org".into()];
+    late.ticket = vec![1];
+    for credentials in [
+        vec![late.clone()],
+        vec![early.clone(), late.clone()],
+        vec![late, early],
+    ] {
+        let tickets = tickets(credentials, "").for_server(SERVER).await.unwrap();
+        let found = tickets
+            .cache
+            .find_service_ticket("cifs", SERVER, "EXAMPLE.ORG");
+        assert_eq!(
+            found.unwrap().ticket,
+            [1],
+            "the one that can be used longest"
+        );
+        // It is found again.
+        assert!(tickets.for_server(SERVER).await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn tickets_that_cannot_be_used_are_explained() {
+    let mut of_another = service(now());
+    of_another.client = principal(&["other"]);
+    let mut for_another_realm = granting(now());
+    for_another_realm.server.components[1] = "OTHER.ORG".into();
+    let none = "/tmp/krb5cc_0 has no ticket of EXAMPLE.ORG, and none for cifs/nas.example.org; run `kinit me@";
+    for (credentials, says) in [
+        (vec![], none),
+        (vec![of_another, for_another_realm], none),
+        (vec![service(START)], "expired"),
+        (vec![granting(START)], "expired"),
+        (
+            vec![service(START), granting(now() + 7200)],
+            "becomes valid only in",
+        ),
+        // This one is asked for again.
+        (
+            vec![service(START), granting(now())],
+            "no KDC of EXAMPLE.ORG has an address",
+        ),
+    ] {
+        let tickets = tickets(credentials, "kdc = a.invalid");
+        let error = tickets.for_server(SERVER).await.unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let error = tickets(vec![], "")
+        .for_server("::1")
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("in place of ::1"), "{error}");
 }
 
 #[test]
@@ -150,24 +218,12 @@ fn refusals_have_causes_and_cures() {
         (7, "does not know the server cifs/nas.example.org"),
         (37, "set it, for example by `timedatectl"),
         (14, "no encryption in common"),
-        (60, "KRB-ERROR code 60 (generic)"),
+        (60, "error 60 of Kerberos generic"),
     ] {
-        let message = format!("Kerberos TGS exchange failed: KRB-ERROR code {code} (generic)");
-        let error = refusal(&message, "EXAMPLE.ORG".into(), "nas.example.org");
+        let why = NoTicket::Refused(code, "generic".into());
+        let address = ([127, 0, 0, 1], 88).into();
+        let error = explain(why, "EXAMPLE.ORG", address, SERVER);
         assert!(error.to_string().contains(says), "{error}");
-    }
-}
-
-#[test]
-fn a_kdc_has_a_port() {
-    for (host, whole) in [
-        ("kdc", "kdc:88"),
-        ("kdc:750", "kdc:750"),
-        ("10.0.0.1", "10.0.0.1:88"),
-        ("fd00::1", "[fd00::1]:88"),
-        ("[fd00::1]:750", "[fd00::1]:750"),
-    ] {
-        assert_eq!(with_port(host), whole);
     }
 }
 
@@ -175,35 +231,37 @@ fn a_kdc_has_a_port() {
 #[tokio::test]
 async fn a_kdc_that_is_not_found_is_named() {
     for (kdcs, says) in [
-        ("", "no KDC of EXAMPLE.INVALID is known"),
         (
-            "kdc = a.invalid",
-            "no KDC of EXAMPLE.INVALID has an address: `a.invalid` (",
+            "kdc = a.invalid\nkdc = fd00::1",
+            "no KDC of EXAMPLE.ORG has an address: `a.invalid` has no address (",
         ),
+        ("kdc = fd00::1", "`fd00::1` is not HOST[:PORT]"),
         (
             "kdc = a.invalid\nkdc = 127.0.0.1:1",
-            "answers on 127.0.0.1:1, `a.invalid` (",
+            "answers on 127.0.0.1:1, `a.invalid` has",
         ),
     ] {
-        let mut tickets = tickets(vec![granting()]);
-        let text = format!("[realms]\nEXAMPLE.INVALID = {{\n{kdcs}\n}}\n");
-        tickets.config.parse(&text, 0);
-        let error = tickets
-            .kdc("EXAMPLE.INVALID")
-            .await
-            .unwrap_err()
-            .to_string();
+        let tickets = tickets(Vec::new(), kdcs);
+        let error = tickets.kdc("EXAMPLE.ORG").await.unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
+    let error = tickets(Vec::new(), "")
+        .kdc("EXAMPLE.INVALID")
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("no KDC of EXAMPLE.INVALID is known"),
+        "{error}"
+    );
 }
 
-/// A KDC that answers by TCP, behind a firewall that drops UDP.
+/// A KDC that answers by TCP.
 #[tokio::test]
 async fn a_kdc_is_asked_by_tcp() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let silent = std::net::UdpSocket::bind(address).unwrap();
-    let kdc = std::thread::spawn(move || {
+    let kdc = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut length = [0; 4];
         stream.read_exact(&mut length).unwrap();
@@ -217,24 +275,13 @@ async fn a_kdc_is_asked_by_tcp() {
             .unwrap();
         stream.write_all(&answer).unwrap();
     });
-    let mut granting = granting();
-    granting.ticket = cache::TICKET.to_vec();
-    let mut tickets = tickets(vec![granting]);
-    let text = format!("[realms]\nEXAMPLE.ORG = {{\nkdc = {address}\n}}\n");
-    tickets.config.parse(&text, 0);
-    let found = tickets.kdc("EXAMPLE.ORG").await.unwrap();
-    // Three datagrams of the crate smb2 would take longer.
-    let limit = Duration::from_secs(8);
-    let asked = tickets.fetch(&tickets.cache, "nas.example.org", found, limit);
-    let error = asked.await.unwrap_err().to_string();
+    let tickets = tickets(vec![granting(now())], &format!("kdc = {address}"));
+    let error = tickets.for_server(SERVER).await.unwrap_err().to_string();
     assert!(
         error.contains("does not know the server cifs/nas.example.org"),
         "{error}"
     );
     kdc.join().unwrap();
-    silent.set_nonblocking(true).unwrap();
-    let received = silent.recv(&mut [0; 100]).unwrap_err();
-    assert_eq!(received.kind(), std::io::ErrorKind::WouldBlock);
 }
 
 /// Returns a KRB-ERROR with code 7, KDC_ERR_S_PRINCIPAL_UNKNOWN (RFC 4120 5.9.1).
@@ -253,55 +300,24 @@ fn unknown_server() -> Vec<u8> {
 /// A KDC that accepts a connection and is silent, or ends it.
 #[tokio::test]
 async fn a_kdc_that_does_not_answer_is_not_the_server() {
-    let mut granting = granting();
-    granting.ticket = cache::TICKET.to_vec();
-    let tickets = tickets(vec![granting]);
+    let granting = granting(now());
+    let request = exchange::Request::new(&granting, SERVER);
     let limit = Duration::from_millis(50);
     for (ends, why) in [
         (false, "no answer within"),
         (true, "unexpected end of file"),
     ] {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stream = TcpStream::connect(address).await.unwrap();
         let peer = listener.accept().unwrap();
         if ends {
-            peer.0.shutdown(std::net::Shutdown::Write).unwrap();
+            peer.0.shutdown(Shutdown::Write).unwrap();
         }
-        let found = (address, stream);
-        let asked = tickets.fetch(&tickets.cache, "nas.example.org", found, limit);
-        let error = asked.await.unwrap_err().to_string();
+        let error = ask(&request, stream, limit).await.unwrap_err();
+        let error = explain(error, "EXAMPLE.ORG", address, SERVER).to_string();
         let says = format!("the KDC of EXAMPLE.ORG on {address} does not answer a request ({why}");
         assert!(error.starts_with(&says), "{error}");
         assert!(error.contains("TCP port 88"), "{error}");
-    }
-}
-
-/// The crate makes the same message from a ticket in the cache as from one that the KDC gives.
-#[tokio::test]
-async fn the_ticket_of_an_exchange_is_that_for_the_server() {
-    for (key_etype, bytes) in [(17, 16), (18, 32), (23, 16)] {
-        // Lengths of one, two and three bytes.
-        for more in [0, 100, 1000] {
-            let service = CcacheCredential {
-                server: principal(&["cifs", "nas.example.org"]),
-                key_etype,
-                key_data: vec![7; bytes],
-                ticket: ticket(more),
-                ..granting()
-            };
-            let tickets = tickets(vec![granting(), service.clone()]);
-            let credentials = tickets.credentials(String::new());
-            let mut exchange = KerberosAuthenticator::new(credentials);
-            let asked = exchange.authenticate_from_ccache(&tickets.cache, "nas.example.org");
-            asked.await.unwrap();
-            let found = service::ticket(&exchange, &granting(), "nas.example.org").unwrap();
-            assert_eq!(found.ticket, service.ticket);
-            assert_eq!(found.key_data, service.key_data);
-            assert_eq!(found.key_etype, key_etype);
-            assert_eq!(found.server.components, service.server.components);
-            assert_eq!(found.server.realm, "EXAMPLE.ORG");
-            assert_eq!(found.endtime, granting().endtime);
-        }
     }
 }
