@@ -246,8 +246,8 @@ typedef struct smbdirect_runtime smbdirect_runtime;
  * A setting by its name and value. Both are texts, which must stay valid until the call that uses the settings
  * returns. The names are those of the Rust interface, with the unit of a time at the end.
  *
- * Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message waits in the
- * middle for credits of the peer before the connection ends, 5000 by default, as in Windows.
+ * Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message which was
+ * submitted waits for credits of the peer before the connection ends, 5000 by default, as in Windows.
  *
  * "iwarp" and "roce": `ird` and `ord` (0 to 128), `connect_timeout_ms`, `accept_timeout_ms`, `close_timeout_ms`,
  * `max_half_open` (1 or more), `poll_window_us`.
@@ -863,6 +863,11 @@ void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
  * credit and earlier messages have started. An empty message is sent, but no receive returns it, except
  * if it ends a registration.
  *
+ * A peer that receives nothing makes this call wait, and no message is lost. The rest of a message that has started
+ * needs credits, too: this library grants them always, but Linux, Windows and other peers need not. If such a peer
+ * pauses in the middle of a message for longer than 5 s, the connection ends with SMBDIRECT_ERROR_TIMED_OUT; the
+ * option `credit_grant_timeout_ms` changes that.
+ *
  * Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
  * SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
  */
@@ -889,7 +894,8 @@ int32_t smbdirect_send_and_invalidate(struct smbdirect_connection *connection,
  * the wire. The transport "loopback" copies.
  *
  * `invalidate` points to a token of the peer as for smbdirect_send_and_invalidate(), or is NULL. The
- * number of messages that wait is not limited: limit it by waiting for callbacks.
+ * number of messages that wait is not limited: limit it by waiting for callbacks. A message that waits for the peer's
+ * credits for longer than the option `credit_grant_timeout_ms` says ends the connection.
  *
  * Returns 0 when the message was submitted. Otherwise the callback is not called, and it returns
  * SMBDIRECT_ERROR_INVALID, _TOO_LARGE, or why the connection is over.
@@ -928,15 +934,18 @@ const char *smbdirect_version(void);
  *
  * The socket is a blocking AF_UNIX stream socket with close-on-exec set, and belongs to the program. It can
  * be set to non-blocking, polled, duplicated and passed to other processes, while this process runs.
- * Its backpressure and closing are those of TCP, except that closing its writing side closes the
- * connection. The connection stays open until the socket is closed, even if the handle is freed.
+ * Its backpressure and closing are those of TCP, except that closing its writing side closes the connection, and that
+ * some peers must not pause for long, which smbdirect_send() describes. The connection stays open until the socket is
+ * closed, even if the handle is freed.
  *
  * Afterwards use the handle for registrations, RDMA Reads and Writes only: a receive would take messages
  * away from the socket.
  *
  * Stores the descriptor and returns 0, or SMBDIRECT_ERROR_SYSTEM or why there is no connection.
  */
-int32_t smbdirect_stream(struct smbdirect_connection *connection, int *fd, struct smbdirect_error *error);
+int32_t smbdirect_stream(struct smbdirect_connection *connection,
+                         int *fd,
+                         struct smbdirect_error *error);
 
 /**
  * Connects to a peer as smbdirect_connect() does, and turns the connection into a socket as smbdirect_stream()

@@ -16,8 +16,8 @@ use crate::{pointers, status::Failure};
 /// A setting by its name and value. Both are texts, which must stay valid until the call that uses the settings
 /// returns. The names are those of the Rust interface, with the unit of a time at the end.
 ///
-/// Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message waits in the
-/// middle for credits of the peer before the connection ends, 5000 by default, as in Windows.
+/// Every transport: `credit_grant_timeout_ms` (milliseconds, or never) is the longest time that a message which was
+/// submitted waits for credits of the peer before the connection ends, 5000 by default, as in Windows.
 ///
 /// "iwarp" and "roce": `ird` and `ord` (0 to 128), `connect_timeout_ms`, `accept_timeout_ms`, `close_timeout_ms`,
 /// `max_half_open` (1 or more), `poll_window_us`.

@@ -66,6 +66,11 @@ impl smbdirect_connection {
 /// credit and earlier messages have started. An empty message is sent, but no receive returns it, except
 /// if it ends a registration.
 ///
+/// A peer that receives nothing makes this call wait, and no message is lost. The rest of a message that has started
+/// needs credits, too: this library grants them always, but Linux, Windows and other peers need not. If such a peer
+/// pauses in the middle of a message for longer than 5 s, the connection ends with SMBDIRECT_ERROR_TIMED_OUT; the
+/// option `credit_grant_timeout_ms` changes that.
+///
 /// Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
 /// SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
 #[unsafe(no_mangle)]
@@ -112,7 +117,8 @@ pub unsafe extern "C" fn smbdirect_send_and_invalidate(
 /// the wire. The transport "loopback" copies.
 ///
 /// `invalidate` points to a token of the peer as for smbdirect_send_and_invalidate(), or is NULL. The
-/// number of messages that wait is not limited: limit it by waiting for callbacks.
+/// number of messages that wait is not limited: limit it by waiting for callbacks. A message that waits for the peer's
+/// credits for longer than the option `credit_grant_timeout_ms` says ends the connection.
 ///
 /// Returns 0 when the message was submitted. Otherwise the callback is not called, and it returns
 /// SMBDIRECT_ERROR_INVALID, _TOO_LARGE, or why the connection is over.

@@ -22,8 +22,9 @@ use crate::{
 ///
 /// The socket is a blocking AF_UNIX stream socket with close-on-exec set, and belongs to the program. It can
 /// be set to non-blocking, polled, duplicated and passed to other processes, while this process runs.
-/// Its backpressure and closing are those of TCP, except that closing its writing side closes the
-/// connection. The connection stays open until the socket is closed, even if the handle is freed.
+/// Its backpressure and closing are those of TCP, except that closing its writing side closes the connection, and that
+/// some peers must not pause for long, which smbdirect_send() describes. The connection stays open until the socket is
+/// closed, even if the handle is freed.
 ///
 /// Afterwards use the handle for registrations, RDMA Reads and Writes only: a receive would take messages
 /// away from the socket.

@@ -88,7 +88,7 @@ fn programs() -> Option<&'static Path> {
         }
         for name in [
             "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout", "storm",
-            "ending", "waits",
+            "ending", "waits", "pauses",
         ] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
@@ -472,6 +472,12 @@ fn messages_arrive_when_a_program_ends() {
 #[test]
 fn calls_that_wait_end() {
     run("waits");
+}
+
+/// A slow receiver loses nothing.
+#[test]
+fn messages_wait_for_a_receiver_that_pauses() {
+    run("pauses");
 }
 
 #[test]
