@@ -16,8 +16,8 @@ use std::{
 
 use libc::iovec;
 use smbdirect_capi::{
-    buffer::*, connection::*, events::smbdirect_callback, listener::*, query::*, receive::*,
-    region::*, runtime::*, send::*, settings::*, status::*, stream::*, transfer::*,
+    buffer::*, connection::*, listener::*, query::*, receive::*, region::*, runtime::*, send::*,
+    settings::*, status::*, stream::*, transfer::*,
 };
 
 use crate::input::Input;

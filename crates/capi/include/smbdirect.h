@@ -514,19 +514,6 @@ size_t smbdirect_buffer_length(const struct smbdirect_buffer *buffer);
 void smbdirect_buffer_free(struct smbdirect_buffer *buffer);
 
 /**
- * Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
- * delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
- * program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
- * with these connections and with later ones fail afterwards. The handles can be freed.
- *
- * With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
- * uses the memory of the program any more.
- *
- * Returns 0 if all connections are over, and SMBDIRECT_ERROR_TIMED_OUT otherwise.
- */
-int32_t smbdirect_close_all(int32_t timeout_ms);
-
-/**
  * Connects to a peer and negotiates, within `timeout_ms` milliseconds.
  *
  * `runtime` may be NULL for the shared one, and `settings` may be NULL for the default ones. `address` is
@@ -638,6 +625,19 @@ int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirec
  * Free its regions first or later, in any order. A handle of the parent process is only forgotten.
  */
 void smbdirect_connection_free(struct smbdirect_connection *connection);
+
+/**
+ * Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
+ * delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
+ * program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
+ * with these connections and with later ones fail afterwards. The handles can be freed.
+ *
+ * With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
+ * uses the memory of the program any more.
+ *
+ * Returns 0 if all connections are over, and SMBDIRECT_ERROR_TIMED_OUT otherwise.
+ */
+int32_t smbdirect_close_all(int32_t timeout_ms);
 
 /**
  * Sets the function that the calls of this thread ask every 50 ms while they wait. NULL removes it.

@@ -10,7 +10,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    connection::lock,
+    locks::lock,
     pointers,
     status::{Failure, SMBDIRECT_ERROR_SYSTEM},
 };
@@ -26,6 +26,32 @@ pub(crate) fn give(bytes: BytesMut) -> *mut smbdirect_buffer {
     pointers::give(Arc::new(smbdirect_buffer {
         bytes: Mutex::new(bytes),
     }))
+}
+
+/// A buffer of an operation, which becomes the program's again under its old handle.
+pub(crate) struct Owned {
+    handle: *mut smbdirect_buffer,
+    pub(crate) buffer: Arc<smbdirect_buffer>,
+}
+
+// SAFETY: the handle is a number, which is never dereferenced.
+unsafe impl Send for Owned {}
+
+impl Owned {
+    /// Takes the buffer of a handle.
+    ///
+    /// # Errors
+    /// The handle is not live.
+    pub(crate) fn take(handle: *mut smbdirect_buffer) -> Result<Self, Failure> {
+        let buffer = pointers::take(handle, "*buffer")?;
+        Ok(Self { handle, buffer })
+    }
+
+    /// Makes the buffer the program's again, and returns its handle.
+    pub(crate) fn put_back(self) -> *mut smbdirect_buffer {
+        pointers::put_back(self.handle, self.buffer);
+        self.handle
+    }
 }
 
 /// Creates a buffer of `length` zero bytes. Returns NULL if there is not enough memory.

@@ -4,11 +4,14 @@
 //! return [`SMBDIRECT_ERROR_ABORTED`], and so do later ones. What the end of a handle does to its object, such as
 //! closing the connection, begins after the last of these calls has returned ([`Calls::left`]). No call can see it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::{Notify, SetOnce};
 
-use crate::status::{Failure, SMBDIRECT_ERROR_ABORTED};
+use crate::{
+    locks::lock,
+    status::{Failure, SMBDIRECT_ERROR_ABORTED},
+};
 
 /// The calls that wait on one handle.
 #[derive(Default)]
@@ -91,7 +94,7 @@ impl Calls {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

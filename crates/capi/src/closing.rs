@@ -1,11 +1,9 @@
-//! Connections whose handles are gone, and the end of the program: submitted messages are delivered first.
+//! Connections whose handles are gone: submitted messages are delivered first.
 
 use std::{
     net::Shutdown,
     os::unix::net::UnixStream,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError},
-    thread,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -13,15 +11,9 @@ use smbdirect::Connection;
 use tokio::{
     runtime::Handle,
     sync::{Notify, SetOnce},
-    time::{Instant, timeout_at},
 };
 
-use crate::{
-    connection::lock,
-    events::Events,
-    runtime::{Runtime, live_runtimes},
-    status::{SMBDIRECT_ERROR_TIMED_OUT, SMBDIRECT_OK},
-};
+use crate::{events::Events, locks::lock};
 
 /// Longest time that freeing a connection with outstanding operations, the end of a runtime and the end of the
 /// program wait for what was sent.
@@ -63,17 +55,23 @@ impl Drop for Counted {
 
 impl Open {
     /// Closes all connections.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         // It may be set already.
         let _ = self.ending.set(());
     }
 
-    fn is_none(&self) -> bool {
+    /// Aborts the connections that are not over and have operations.
+    pub(crate) fn expire(&self) {
+        // It may be set already.
+        let _ = self.expired.set(());
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
         *lock(&self.count) == 0
     }
 
     /// Waits until no connection is open any more.
-    async fn none(&self) {
+    pub(crate) async fn none(&self) {
         loop {
             let none = self.none.notified();
             if self.is_none() {
@@ -91,6 +89,7 @@ pub(crate) fn watch(
     runtime: &Handle,
     connection: Connection,
     events: Arc<Events>,
+    has_operations: impl Fn() -> bool + Send + 'static,
     streams: Streams,
 ) {
     let open = open.clone();
@@ -126,7 +125,7 @@ pub(crate) fn watch(
         tokio::select! {
             () = over => {}
             _ = open.expired.wait() => {
-                if events.has_operations() {
+                if has_operations() {
                     // Until the connection is over, its operations may still access the program's memory, so it
                     // is aborted.
                     connection.abort();
@@ -136,107 +135,4 @@ pub(crate) fn watch(
         }
         *lock(&streams) = None;
     });
-}
-
-impl Runtime {
-    /// Closes all connections of the runtime, and waits for their ends until a deadline.
-    pub(crate) fn close_all(&self, deadline: Instant) {
-        if self.open.is_none() {
-            return;
-        }
-        self.enter(|| {
-            self.open.end();
-            // At the deadline the caller sees which connections are still open.
-            let _ = self.block_on(async { timeout_at(deadline, self.open.none()).await });
-        });
-    }
-}
-
-/// Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
-/// delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
-/// program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
-/// with these connections and with later ones fail afterwards. The handles can be freed.
-///
-/// With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
-/// uses the memory of the program any more.
-///
-/// Returns 0 if all connections are over, and SMBDIRECT_ERROR_TIMED_OUT otherwise.
-#[unsafe(no_mangle)]
-pub extern "C" fn smbdirect_close_all(timeout_ms: i32) -> i32 {
-    let limit = match timeout_ms {
-        // As good as no limit: a hundred years.
-        ..0 => Duration::from_secs(3_153_600_000),
-        // An abort takes no answer of the peer.
-        0 => Duration::from_secs(1),
-        1.. => Duration::from_millis(timeout_ms as u64),
-    };
-    let closed = catch_unwind(|| {
-        if timeout_ms == 0 {
-            for runtime in live_runtimes() {
-                // It may be set already.
-                let _ = runtime.open.expired.set(());
-            }
-        }
-        close_all(limit)
-    });
-    match closed {
-        Ok(true) => SMBDIRECT_OK,
-        _ => SMBDIRECT_ERROR_TIMED_OUT,
-    }
-}
-
-/// Closes all connections of this process, and returns whether they are over before the limit.
-///
-/// The work is done by a new thread, because tokio cannot be used on a thread whose thread-local values are
-/// destroyed, as they are in the functions that exit() calls.
-fn close_all(limit: Duration) -> bool {
-    let runtimes: Vec<_> = live_runtimes()
-        .into_iter()
-        .filter(|runtime| !runtime.open.is_none())
-        .collect();
-    if runtimes.is_empty() {
-        return true;
-    }
-    let done = Arc::new((Mutex::new(None), Condvar::new()));
-    let result = done.clone();
-    let body = move || {
-        let deadline = Instant::now() + limit;
-        for runtime in &runtimes {
-            runtime.open.end();
-        }
-        for runtime in &runtimes {
-            // A panic is a bug of the library, and must not keep the program from ending.
-            let _ = catch_unwind(AssertUnwindSafe(|| runtime.close_all(deadline)));
-        }
-        let closed = runtimes.iter().all(|runtime| runtime.open.is_none());
-        drop(runtimes);
-        *lock(&result.0) = Some(closed);
-        result.1.notify_all();
-    };
-    if thread::Builder::new().spawn(body).is_err() {
-        return false;
-    }
-    let (closed, changed) = &*done;
-    // The thread ends within the limit, unless a driven runtime is kept from running.
-    let limit = limit.saturating_add(Duration::from_secs(1));
-    let waiting = changed.wait_timeout_while(lock(closed), limit, |closed| closed.is_none());
-    let (closed, _) = waiting.unwrap_or_else(PoisonError::into_inner);
-    closed.unwrap_or(false)
-}
-
-/// The function that exit() calls.
-pub(crate) extern "C" fn at_exit() {
-    if live_runtimes().iter().all(|runtime| runtime.open.is_none()) {
-        return;
-    }
-    // The streams are shut down, and a program that still writes to one, such as from the buffers of <stdio.h>,
-    // must not end by SIGPIPE.
-    // SAFETY: the set is initialised by the first call, and all pointers are valid during the calls.
-    unsafe {
-        let mut signals = std::mem::zeroed();
-        libc::sigemptyset(&mut signals);
-        libc::sigaddset(&mut signals, libc::SIGPIPE);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
-    }
-    let _ = catch_unwind(|| close_all(LINGER));
 }

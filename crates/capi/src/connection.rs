@@ -2,10 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    ffi::c_char,
+    ffi::{c_char, c_void},
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -19,8 +19,12 @@ use tokio::{sync::SetOnce, task::AbortHandle};
 
 use crate::{
     address::Address,
+    buffer::{Owned, smbdirect_buffer},
     closing::{LINGER, Streams, new_streams, watch},
-    events::{Callback, Events, Owned, Started},
+    events::Events,
+    exit::close_at_exit,
+    locks::lock,
+    operations::{Callback, Operations, Started},
     pointers,
     runtime::{Runtime, smbdirect_runtime},
     settings::{Prepared, smbdirect_settings},
@@ -31,10 +35,30 @@ use crate::{
     transport,
 };
 
+/// Receives the result of an operation that was started on `connection`. It is called by smbdirect_service() or
+/// smbdirect_connection_free(), and nowhere else.
+///
+/// `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call.
+/// `buffer` is the buffer of the operation, which belongs to the program again, or NULL if it has none. `user_data` is
+/// the argument of the call that started the operation, whose memory belongs to the program again.
+///
+/// The callback may call every function of the library, smbdirect_connection_free() included. If
+/// smbdirect_connection_free() calls it, `connection` is not valid any more, and calls with it return
+/// SMBDIRECT_ERROR_INVALID.
+pub type smbdirect_callback = Option<
+    unsafe extern "C" fn(
+        connection: *mut smbdirect_connection,
+        error: *const smbdirect_error,
+        buffer: *mut smbdirect_buffer,
+        user_data: *mut c_void,
+    ),
+>;
+
 /// A connection.
 pub struct smbdirect_connection {
     pub(crate) runtime: Arc<Runtime>,
     pub(crate) events: Arc<Events>,
+    pub(crate) operations: Arc<Operations<Self>>,
     /// The connection, or why there is none; unset while connecting.
     outcome: Outcome,
     /// The task that connects, and the address to which, if it was started here.
@@ -95,9 +119,12 @@ impl Drop for Announcement {
 
 impl smbdirect_connection {
     fn new(runtime: &Arc<Runtime>, copies: bool) -> Self {
+        close_at_exit();
+        let events = Events::new(&runtime.event);
         Self {
             runtime: runtime.clone(),
-            events: Events::new(runtime),
+            operations: Operations::new(&events),
+            events,
             outcome: Outcome::default(),
             connecting: None,
             copies,
@@ -116,13 +143,14 @@ impl smbdirect_connection {
         copies: bool,
     ) -> Arc<Self> {
         let created = Self::new(runtime, copies);
-        let (events, streams) = (created.events.clone(), created.streams.clone());
+        let operations = created.operations.clone();
         watch(
             &runtime.open,
             runtime.tokio().handle(),
             connection.clone(),
-            events,
-            streams,
+            created.events.clone(),
+            move || operations.is_any_outstanding(),
+            created.streams.clone(),
         );
         // It was created above, so that the value was not set before.
         let _ = created.outcome.set(Ok(connection));
@@ -143,6 +171,7 @@ impl smbdirect_connection {
         let task = {
             let (events, streams) = (created.events.clone(), created.streams.clone());
             let (outcome, open) = (created.outcome.clone(), runtime.open.clone());
+            let operations = created.operations.clone();
             runtime.spawn(async move {
                 let connecting = async {
                     let mut last = None;
@@ -164,7 +193,16 @@ impl smbdirect_connection {
                 let connected = connecting.await;
                 if let Ok(connection) = &connected {
                     let here = tokio::runtime::Handle::current();
-                    watch(&open, &here, connection.clone(), events.clone(), streams);
+                    let has_operations = move || operations.is_any_outstanding();
+                    let connection = connection.clone();
+                    watch(
+                        &open,
+                        &here,
+                        connection,
+                        events.clone(),
+                        has_operations,
+                        streams,
+                    );
                 }
                 // The task is the only one that sets the outcome.
                 let _ = outcome.set(connected);
@@ -216,8 +254,8 @@ impl smbdirect_connection {
     /// caller.
     pub(crate) fn run_operation(
         &self,
-        started: Started,
-        callback: Callback,
+        started: Started<Self>,
+        callback: Callback<Self>,
         operation: impl Future<Output = (Result<(), Failure>, Option<Owned>)> + Send + 'static,
     ) {
         self.runtime.spawn(async move {
@@ -245,13 +283,13 @@ impl smbdirect_connection {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let limit = (!aborted).then_some(left);
-            let settled = self.events.settled(here);
+            let settled = self.operations.settled(here);
             match self
                 .runtime
                 .enter(|| self.runtime.block_for(limit, settled))
             {
                 // SAFETY: the caller's promise is the same.
-                Some(true) => drop(unsafe { self.events.dispatch(handle) }),
+                Some(true) => drop(unsafe { self.operations.dispatch(handle) }),
                 Some(false) => return,
                 None => {
                     aborted = true;
@@ -449,7 +487,7 @@ pub unsafe extern "C" fn smbdirect_service(
         call(error, || {
             let handle = pointers::handle(connection, "connection")?;
             handle.runtime.check()?;
-            let number = handle.events.dispatch(connection);
+            let number = handle.operations.dispatch(connection);
             Ok(i64::try_from(number).unwrap_or(i64::MAX))
         })
     };
@@ -558,9 +596,4 @@ pub unsafe extern "C" fn smbdirect_connection_free(connection: *mut smbdirect_co
             Ok(())
         });
     }
-}
-
-/// Locks a value that no panic leaves half changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

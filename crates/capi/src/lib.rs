@@ -10,14 +10,15 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `status` | status codes, and errors with their text |
+//! | `status`, `locks` | status codes, and errors with their text; locks |
 //! | `pointers` | the table of handles, and checked access to what callers pass |
-//! | `runtime` | threads and timers, and the log |
-//! | `settings`, `options`, `transport`, `address` | how to connect, by what, and to where |
 //! | `calls`, `interrupt` | calls that wait: the end of their handle, and signals |
-//! | `events` | completed operations, and the descriptor that announces them |
 //! | `buffer`, `borrowed` | memory of the library and memory of callers |
-//! | `connection`, `listener`, `closing` | establishing and closing |
+//! | `events`, `operations` | the descriptor that announces events; operations and their callbacks |
+//! | `closing` | connections whose handles are gone |
+//! | `runtime`, `log`, `exit` | threads and timers; the log; the end of the program |
+//! | `settings`, `options`, `transport`, `address` | how to connect, by what, and to where |
+//! | `connection`, `listener` | establishing and closing |
 //! | `send`, `receive`, `region`, `transfer` | messages and remote memory |
 //! | `query`, `stream` | what was negotiated, and the connection as a socket |
 
@@ -30,6 +31,10 @@
 mod address;
 mod borrowed;
 mod calls;
+mod closing;
+mod events;
+mod locks;
+mod operations;
 mod pointers;
 mod transport;
 
@@ -37,11 +42,11 @@ mod transport;
 pub use pointers::live_handles;
 
 pub mod buffer;
-pub mod closing;
 pub mod connection;
-pub mod events;
+pub mod exit;
 pub mod interrupt;
 pub mod listener;
+pub mod log;
 pub mod options;
 pub mod query;
 pub mod receive;

@@ -59,7 +59,7 @@ pub unsafe extern "C" fn smbdirect_listen(
             };
             let bound = runtime.wait(-1, Waker::noop(), binding)??;
             let created = smbdirect_listener {
-                events: Events::new(&runtime),
+                events: Events::new(&runtime.event),
                 address: bound.local_addr().to_string(),
                 listener: Mutex::new(Some(bound)),
                 busy_poll: prepared.busy_poll,

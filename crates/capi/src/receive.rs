@@ -10,7 +10,8 @@ use libc::iovec;
 use smbdirect::{Connection, ConnectionError, Message};
 
 use crate::{
-    connection::{lock, smbdirect_connection},
+    connection::smbdirect_connection,
+    locks::lock,
     pointers,
     status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, call_status, smbdirect_error},
 };

@@ -7,10 +7,11 @@ use smbdirect::{Access, BufferDescriptorV1, MemoryRegion, rdma::memory::Deregist
 use tokio::sync::Mutex;
 
 use crate::{
-    buffer::{self, smbdirect_buffer},
+    buffer::{self, Owned, smbdirect_buffer},
     calls::Calls,
-    connection::{lock, smbdirect_connection},
-    events::{Events, Owned},
+    connection::smbdirect_connection,
+    events::Events,
+    locks::lock,
     pointers,
     runtime::Runtime,
     status::{Failure, call_status, smbdirect_error},

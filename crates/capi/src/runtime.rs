@@ -2,8 +2,7 @@
 
 use std::{
     cell::UnsafeCell,
-    ffi::{CString, c_char, c_void},
-    fmt::Write as _,
+    ffi::c_void,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
@@ -17,17 +16,13 @@ use std::{
 
 use smbdirect::rdma::{loopback::Loopback, roce::Roce};
 use tokio::{runtime, sync::Notify, time};
-use tracing::{
-    Dispatch, Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    level_filters::LevelFilter,
-};
-use tracing_subscriber::{Layer, Registry, layer::SubscriberExt};
+use tracing::Dispatch;
 
 use crate::{
     calls::Calls,
-    closing::{LINGER, Open, at_exit},
+    closing::{LINGER, Open},
     interrupt,
+    log::{self, smbdirect_log_callback},
     pointers::{self, Objects},
     status::{
         Failure, SMBDIRECT_ERROR_FORKED, SMBDIRECT_ERROR_SYSTEM, SMBDIRECT_ERROR_TIMED_OUT,
@@ -39,12 +34,6 @@ use crate::{
 pub struct smbdirect_runtime {
     pub(crate) shared: Arc<Runtime>,
 }
-
-/// Receives a line of the log: `level` is 1 (error) to 5 (trace), and `message` ends with a 0 byte and is
-/// valid during the call. It is called on threads of the library and in calls of the program, must not
-/// call the library, and must be safe to call from several threads.
-pub type smbdirect_log_callback =
-    Option<unsafe extern "C" fn(level: i32, message: *const c_char, user_data: *mut c_void)>;
 
 /// The parts of a runtime.
 pub(crate) struct Runtime {
@@ -141,16 +130,11 @@ extern "C" fn prepare_forks() {
 }
 
 impl Runtimes {
-    /// Creates a runtime. The first one of the process also has the end of the program close its connections, before
-    /// anything is destroyed that the program created earlier.
+    /// Creates a runtime.
     fn create(&mut self, driven: bool, log: Option<Dispatch>) -> Result<Arc<Runtime>, Failure> {
-        static ONCE: Once = Once::new();
-
         let created = Runtime::new(driven, log)?;
         self.all.retain(|runtime| runtime.strong_count() > 0);
         self.all.push(Arc::downgrade(&created));
-        // SAFETY: the function may be called at any time. If it cannot be registered, the program ends without it.
-        ONCE.call_once(|| _ = unsafe { libc::atexit(at_exit) });
         Ok(created)
     }
 }
@@ -257,6 +241,18 @@ impl Runtime {
         }
     }
 
+    /// Closes all connections of the runtime, and waits for their ends until a deadline.
+    pub(crate) fn close_all(&self, deadline: time::Instant) {
+        if self.open.is_none() {
+            return;
+        }
+        self.enter(|| {
+            self.open.end();
+            // At the deadline the caller sees which connections are still open.
+            let _ = self.block_on(async { time::timeout_at(deadline, self.open.none()).await });
+        });
+    }
+
     /// Starts a task.
     pub(crate) fn spawn(
         &self,
@@ -343,65 +339,6 @@ impl Drop for Runtime {
     }
 }
 
-/// A subscriber that hands lines to a callback.
-struct LogLayer {
-    callback: unsafe extern "C" fn(i32, *const c_char, *mut c_void),
-    user_data: *mut c_void,
-    level: Level,
-}
-
-// SAFETY: the header says that the callback is called from several threads, and the pointer is only
-// handed back to it.
-unsafe impl Send for LogLayer {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for LogLayer {}
-
-impl<S: Subscriber> Layer<S> for LogLayer {
-    fn enabled(
-        &self,
-        metadata: &Metadata<'_>,
-        _: tracing_subscriber::layer::Context<'_, S>,
-    ) -> bool {
-        *metadata.level() <= self.level
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::from_level(self.level))
-    }
-
-    fn on_event(&self, event: &Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        let level = match *event.metadata().level() {
-            Level::ERROR => 1,
-            Level::WARN => 2,
-            Level::INFO => 3,
-            Level::DEBUG => 4,
-            Level::TRACE => 5,
-        };
-        let text = line.0.replace('\0', "\u{FFFD}");
-        let Ok(text) = CString::new(text) else {
-            return;
-        };
-        // SAFETY: the callback has this signature, and the text outlives the call.
-        unsafe { (self.callback)(level, text.as_ptr(), self.user_data) };
-    }
-}
-
-/// The message of an event with its fields.
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let separator = if self.0.is_empty() { "" } else { " " };
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.0, "{separator}{value:?}"),
-            name => write!(self.0, "{separator}{name}={value:?}"),
-        };
-    }
-}
-
 /// Creates a runtime, for programs that want a log, or want to drive the library with their own thread.
 /// Programs that pass NULL for the runtime share one with a thread of its own, which starts at the first
 /// call that needs it.
@@ -428,21 +365,7 @@ pub unsafe extern "C" fn smbdirect_runtime_new(
     unsafe {
         call_status(error, || {
             let out = pointers::out(runtime, "runtime")?;
-            let level = match log_level {
-                ..=1 => Level::ERROR,
-                2 => Level::WARN,
-                3 => Level::INFO,
-                4 => Level::DEBUG,
-                5.. => Level::TRACE,
-            };
-            let log = log.map(|callback| {
-                let layer = LogLayer {
-                    callback,
-                    user_data,
-                    level,
-                };
-                Dispatch::new(Registry::default().with(layer))
-            });
+            let log = log::dispatch(log, log_level, user_data);
             prepare_forks();
             let shared = lock_runtimes().create(driven != 0, log)?;
             *out = pointers::give(Arc::new(smbdirect_runtime { shared }));

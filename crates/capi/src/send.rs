@@ -7,8 +7,8 @@ use smbdirect::{Message, SendError, Sending, Token, TrySendError};
 
 use crate::{
     borrowed, buffer,
-    connection::smbdirect_connection,
-    events::{Callback, smbdirect_callback},
+    connection::{smbdirect_callback, smbdirect_connection},
+    operations::Callback,
     pointers,
     status::{Failure, call_status, smbdirect_error},
 };
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn smbdirect_send_start(
             let (parts, _) = pointers::parts(iov, iovcnt)?;
             let token = invalidate.as_ref().map(|token| Token(*token));
             let established = handle.connection()?;
-            let started = handle.events.start()?;
+            let started = handle.operations.start()?;
             let (parts, released) = borrowed::lend(&parts, handle.copies);
             let message: Message = parts.into_iter().collect();
             let sending = handle.runtime.enter(|| match token {

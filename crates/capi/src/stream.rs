@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    connection::{connect, lock, smbdirect_connection},
+    connection::{connect, smbdirect_connection},
+    locks::lock,
     pointers,
     runtime::smbdirect_runtime,
     settings::smbdirect_settings,

@@ -6,9 +6,10 @@ use smbdirect::BufferDescriptorV1;
 
 use crate::{
     borrowed,
-    buffer::{self, smbdirect_buffer},
-    connection::{lock, smbdirect_connection},
-    events::{Callback, Owned, smbdirect_callback},
+    buffer::{self, Owned, smbdirect_buffer},
+    connection::{smbdirect_callback, smbdirect_connection},
+    locks::lock,
+    operations::Callback,
     pointers,
     region::smbdirect_buffer_descriptor,
     status::{Failure, call_status, smbdirect_error},
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn smbdirect_read_start(
             let range = range(descriptors, count)?;
             let buffer = pointers::out(buffer, "buffer")?;
             let connection = handle.connection()?;
-            let started = handle.events.start()?;
+            let started = handle.operations.start()?;
             let owned = Owned::take(*buffer)?;
             *buffer = std::ptr::null_mut();
             let into = std::mem::take(&mut *lock(&owned.buffer.bytes));
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn smbdirect_write_start(
             let range = range(descriptors, count)?;
             let data = pointers::memory(data.cast(), length, "data")?;
             let connection = handle.connection()?;
-            let started = handle.events.start()?;
+            let started = handle.operations.start()?;
             let (mut parts, released) = borrowed::lend(&[data], handle.copies);
             let data = parts.pop().unwrap_or_default();
             let writing = handle

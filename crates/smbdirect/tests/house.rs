@@ -229,6 +229,7 @@ fn faces_define_nothing() {
 const PACKAGES: &[&str] = &[
     "crates/smbdirect",
     "crates/bench",
+    "crates/capi",
     "crates/check",
     "crates/cli",
     "crates/conform",
