@@ -367,7 +367,8 @@ typedef int (*smbdirect_interrupt_callback)(void *user_data);
  */
 typedef struct smbdirect_connection_info {
     /**
-     * sizeof(struct smbdirect_connection_info), set by the caller.
+     * sizeof(struct smbdirect_connection_info), set by the caller. It becomes the size that the library knows, after
+     * which nothing is stored.
      */
     size_t size;
     /**

@@ -14,7 +14,8 @@ pub const SMBDIRECT_ADDRESS_LENGTH: usize = 64;
 /// The result of smbdirect_query(). Later versions of the library add fields at the end.
 #[repr(C)]
 pub struct smbdirect_connection_info {
-    /// sizeof(struct smbdirect_connection_info), set by the caller.
+    /// sizeof(struct smbdirect_connection_info), set by the caller. It becomes the size that the library knows, after
+    /// which nothing is stored.
     pub size: usize,
     /// Address of this end, such as "10.0.0.1:40000".
     pub local_address: [c_char; SMBDIRECT_ADDRESS_LENGTH],
@@ -78,7 +79,8 @@ pub unsafe extern "C" fn smbdirect_query(
         call_status(error, || {
             let handle = pointers::handle(connection, "connection")?;
             let out = pointers::out(info, "info")?;
-            if out.size != size_of::<smbdirect_connection_info>() {
+            let known = size_of::<smbdirect_connection_info>();
+            if out.size < known {
                 let message = format!("info->size is {}, of no version", out.size);
                 return Err(Failure::invalid(message));
             }
@@ -87,6 +89,7 @@ pub unsafe extern "C" fn smbdirect_query(
             let (credits, counted) = handle
                 .runtime
                 .enter(|| (connection.credits(), connection.stats()));
+            out.size = known;
             copy_text(&connection.local_addr().to_string(), &mut out.local_address);
             copy_text(&connection.peer_addr().to_string(), &mut out.remote_address);
             out.max_send_size = negotiated.max_send_size;

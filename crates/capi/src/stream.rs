@@ -85,6 +85,8 @@ pub unsafe extern "C" fn smbdirect_connect_stream(
 impl smbdirect_connection {
     fn stream(&self) -> Result<OwnedFd, Failure> {
         let connection = self.connection()?.clone();
+        // An earlier receive that did not wait would take the next message.
+        self.runtime.release(lock(&self.receiving).take());
         let (program, ours) = UnixStream::pair()?;
         if let Some(streams) = &mut *lock(&self.streams) {
             streams.push(ours.try_clone()?);

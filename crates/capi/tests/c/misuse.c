@@ -165,7 +165,8 @@ int main(void)
 
         info.size = 8;
         CHECK(smbdirect_query(client, &info, &error) == SMBDIRECT_ERROR_INVALID);
-        info.size = sizeof info;
+        info.size = sizeof info + 16;
+        CHECK(smbdirect_query(client, &info, &error) == 0 && info.size == sizeof info);
         CHECK(smbdirect_query(client, &info, &error) == 0);
         CHECK(info.messages_sent == 2 && info.regions == 0 && strcmp(info.remote_address, address) == 0);
 
