@@ -19,7 +19,7 @@ pub(crate) struct Calls {
     state: Mutex<State>,
     /// Set when the handle ends.
     ended: SetOnce<()>,
-    /// Notified when the last call has returned.
+    /// Notified when the last call has returned after the end.
     left: Notify,
 }
 
@@ -36,7 +36,7 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.waiting -= 1;
-        if state.waiting == 0 {
+        if state.waiting == 0 && state.has_ended {
             drop(state);
             self.0.left.notify_waiters();
         }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::{
     closing::LINGER,
     locks::lock,
-    runtime::live_runtimes,
+    runtime::open_connections,
     status::{SMBDIRECT_ERROR_TIMED_OUT, SMBDIRECT_OK},
 };
 
@@ -45,8 +45,8 @@ pub extern "C" fn smbdirect_close_all(timeout_ms: i32) -> i32 {
     };
     let closed = catch_unwind(|| {
         if timeout_ms == 0 {
-            for runtime in live_runtimes() {
-                runtime.open.expire();
+            for (open, _) in open_connections() {
+                open.expire();
             }
         }
         close_all(limit)
@@ -62,26 +62,31 @@ pub extern "C" fn smbdirect_close_all(timeout_ms: i32) -> i32 {
 /// The work is done by a new thread, because tokio cannot be used on a thread whose thread-local values are
 /// destroyed, as they are in the functions that exit() calls.
 fn close_all(limit: Duration) -> bool {
-    let runtimes: Vec<_> = live_runtimes()
-        .into_iter()
-        .filter(|runtime| !runtime.open.is_none())
-        .collect();
-    if runtimes.is_empty() {
+    let connections = open_connections();
+    if connections.is_empty() {
         return true;
     }
     let done = Arc::new((Mutex::new(None), Condvar::new()));
     let result = done.clone();
     let body = move || {
         let deadline = Instant::now() + limit;
-        for runtime in &runtimes {
-            runtime.open.end();
+        for (open, _) in &connections {
+            open.end();
         }
-        for runtime in &runtimes {
+        for runtime in connections
+            .iter()
+            .filter_map(|(_, runtime)| runtime.as_ref())
+        {
             // A panic is a bug of the library, and must not keep the program from ending.
             let _ = catch_unwind(AssertUnwindSafe(|| runtime.close_all(deadline)));
         }
-        let closed = runtimes.iter().all(|runtime| runtime.open.is_none());
-        drop(runtimes);
+        // The thread of the last call closes those of a runtime that was freed during the call.
+        let is_closed = || connections.iter().all(|(open, _)| open.is_none());
+        while !is_closed() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let closed = is_closed();
+        drop(connections);
         *lock(&result.0) = Some(closed);
         result.1.notify_all();
     };
@@ -98,7 +103,7 @@ fn close_all(limit: Duration) -> bool {
 
 /// The function that exit() calls.
 extern "C" fn at_exit() {
-    if live_runtimes().iter().all(|runtime| runtime.open.is_none()) {
+    if open_connections().is_empty() {
         return;
     }
     // The streams are shut down, and a program that still writes to one, such as from the buffers of <stdio.h>,

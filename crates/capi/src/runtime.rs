@@ -63,7 +63,14 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 struct Runtimes {
     /// The runtime of handles that were created without one. A forked process starts its own.
     default: Option<Arc<Runtime>>,
-    all: Vec<Weak<Runtime>>,
+    all: Vec<Known>,
+}
+
+/// A runtime, and its connections, which another thread may still close when nothing refers to the runtime any more.
+struct Known {
+    runtime: Weak<Runtime>,
+    open: Arc<Open>,
+    forks: u32,
 }
 
 static RUNTIMES: Mutex<Runtimes> = Mutex::new(Runtimes {
@@ -97,11 +104,14 @@ fn lock_runtimes() -> MutexGuard<'static, Runtimes> {
     RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the runtimes that this process has created.
-pub(crate) fn live_runtimes() -> Vec<Arc<Runtime>> {
+/// Returns the connections of this process that are not over, by runtime, and the runtimes that are left.
+pub(crate) fn open_connections() -> Vec<(Arc<Open>, Option<Arc<Runtime>>)> {
+    let forks = FORKS.load(Ordering::Relaxed);
     let runtimes = lock_runtimes();
-    let live = runtimes.all.iter().filter_map(Weak::upgrade);
-    live.filter(|runtime| !runtime.is_inherited()).collect()
+    let own = runtimes.all.iter().filter(|known| known.forks == forks);
+    let open = own.filter(|known| !known.open.is_none());
+    open.map(|known| (known.open.clone(), known.runtime.upgrade()))
+        .collect()
 }
 
 /// Has forks counted, and the locks held during them. This is done when the library is loaded, because a thread
@@ -133,8 +143,13 @@ impl Runtimes {
     /// Creates a runtime.
     fn create(&mut self, driven: bool, log: Option<Dispatch>) -> Result<Arc<Runtime>, Failure> {
         let created = Runtime::new(driven, log)?;
-        self.all.retain(|runtime| runtime.strong_count() > 0);
-        self.all.push(Arc::downgrade(&created));
+        self.all
+            .retain(|known| known.runtime.strong_count() > 0 || !known.open.is_none());
+        self.all.push(Known {
+            runtime: Arc::downgrade(&created),
+            open: created.open.clone(),
+            forks: created.forks,
+        });
         Ok(created)
     }
 }

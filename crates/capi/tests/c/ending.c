@@ -14,7 +14,7 @@ static char memory[LENGTH];
 
 static const char *const ways[] = {
     "return",  "exit in a thread", "free",   "free and exit", "close_all and _exit", "start",  "start and free",
-    "runtime", "driven",           "stream", "closed stream", "unread", "late calls", "late calls, registered early", "callback frees",
+    "runtime", "driven",           "stream", "closed stream", "unread", "late calls", "late calls, registered early", "callback frees", "runtime in a call",
 };
 
 static void callback(struct smbdirect_connection *connection, const struct smbdirect_error *error,
@@ -50,6 +50,14 @@ static void *end_in_thread(void *argument)
     exit(0);
 }
 
+/* The call ends with its handle. Then its thread has the last reference to the runtime, which closes the connection. */
+static void *wait_in_call(void *argument)
+{
+    (void)argument;
+    smbdirect_recv(kept, &(struct iovec) { NULL, 0 }, 1, -1, NULL, NULL);
+    return NULL;
+}
+
 static void send_frames(struct smbdirect_connection *connection, int is_closed)
 {
     struct smbdirect_error error = { 0 };
@@ -82,7 +90,7 @@ static int child(const char *way, const char *address)
 
     if (strcmp(way, "late calls, registered early") == 0)
         CHECK(atexit(late) == 0);
-    if (is_driven || strcmp(way, "runtime") == 0)
+    if (is_driven || strncmp(way, "runtime", 7) == 0)
         CHECK(smbdirect_runtime_new(is_driven, NULL, 0, NULL, &runtime, &error) == 0);
     CHECK(smbdirect_connect(runtime, address, NULL, 10000, &connection, &error) == 0);
     kept = connection;
@@ -91,6 +99,11 @@ static int child(const char *way, const char *address)
     if (strstr(way, "stream") != NULL) {
         send_frames(connection, strcmp(way, "closed stream") == 0);
         return 0;
+    }
+    if (strcmp(way, "runtime in a call") == 0) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, wait_in_call, NULL) == 0);
+        usleep(100000);
     }
     for (int i = 0; i < COUNT; i++) {
         if (strncmp(way, "start", 5) == 0) {
@@ -107,7 +120,7 @@ static int child(const char *way, const char *address)
         CHECK(pthread_create(&thread, NULL, end_in_thread, NULL) == 0);
         pthread_join(thread, NULL);
     }
-    if (strcmp(way, "free") == 0 || strcmp(way, "runtime") == 0)
+    if (strcmp(way, "free") == 0 || strncmp(way, "runtime", 7) == 0)
         smbdirect_connection_free(connection);
     if (strcmp(way, "callback frees") == 0) {
         while (smbdirect_service(connection, &error) >= 0)
@@ -129,6 +142,9 @@ static int child(const char *way, const char *address)
         _exit(0);
     }
     smbdirect_runtime_free(runtime);
+    if (strcmp(way, "runtime in a call") == 0)
+        /* The other thread has begun to close. */
+        usleep(500);
     return 0;
 }
 
