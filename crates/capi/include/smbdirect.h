@@ -34,7 +34,8 @@
  *
  * Waits. A call that waits returns when its timeout is over, its handle is freed or its connection ends. A handler of
  * a signal runs meanwhile and does not end the call; smbdirect_set_interrupt() has it end the calls of a thread. No
- * call is a cancellation point: pthread_cancel() acts after the call has returned.
+ * call is a cancellation point: pthread_cancel() acts after the call has returned. As POSIX says for most functions,
+ * a thread with the cancellation type PTHREAD_CANCEL_ASYNCHRONOUS must not call the library.
  *
  * Files. There is no registration of a file descriptor's memory: other processes can change or truncate the
  * file, and RDMA adapters cannot pin the pages of most file systems. To send a file without a copy, map it and
@@ -631,7 +632,8 @@ void smbdirect_connection_free(struct smbdirect_connection *connection);
  * Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
  * delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
  * program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
- * with these connections and with later ones fail afterwards. The handles can be freed.
+ * that wait on these connections end, with SMBDIRECT_ERROR_ABORTED unless the peer closes first. Calls with these
+ * connections and with later ones fail afterwards. The handles can be freed.
  *
  * With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
  * uses the memory of the program any more.

@@ -28,7 +28,8 @@ pub(crate) fn close_at_exit() {
 /// Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
 /// delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
 /// program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
-/// with these connections and with later ones fail afterwards. The handles can be freed.
+/// that wait on these connections end, with SMBDIRECT_ERROR_ABORTED unless the peer closes first. Calls with these
+/// connections and with later ones fail afterwards. The handles can be freed.
 ///
 /// With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
 /// uses the memory of the program any more.
