@@ -15,7 +15,7 @@
 //! | `Irp` | none; the returned [`Sending`] is the request in progress, and can [cancel](Sending::cancel) it |
 //! | `DevObj` | the [`Transport`] that opened the endpoint |
 //! | `FileObj` | the [`Endpoint`], associated and connected |
-//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and the variables captured by the async block. Dropping the [`Sending`] is like a null routine: the send goes on |
+//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and the variables captured by the async block. Dropping the [`Sending`] is like a null routine: the send goes on. [`Endpoint::send_then`] calls a routine, in order with the handlers |
 //! | `MdlAddr`, `SendLen` | the buffer: any type that is `Into<Message>`, such as a `Bytes`, a `Vec<u8>` or a chain of buffers. It belongs to the transport until the completion returns it |
 //! | `InFlags` | [`SendFlags`], with the values of TDI |
 //! | `IoStatus` | [`SendCompletion`]: `status`, and `information`, the number of bytes taken |
@@ -93,8 +93,8 @@ mod session;
 
 pub use adapters::{Event, Events, TsduSink, TsduWriter, Tsdus};
 pub use objects::{
-    Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, SendOptions, Share,
-    Transport, TransportSettings,
+    Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, Operation, SendOptions,
+    Share, Transport, TransportSettings,
 };
 pub use protocol::{
     Answer, Cause, ChainedTsdu, ConnectionInfo, DisconnectFlags, EndpointState, Expedited, Inbound,
@@ -104,4 +104,4 @@ pub use protocol::{
     SendAvailability, SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings,
     ServiceFlags, Severity, Status, Submission,
 };
-pub use session::{Receiving, Requested, Sending};
+pub use session::{Receiving, Requested, Sending, Submitted};

@@ -68,6 +68,18 @@ typedef union _LARGE_INTEGER {
   LONGLONG QuadPart;
 } LARGE_INTEGER, *PLARGE_INTEGER;
 
+typedef union _ULARGE_INTEGER {
+  __extension__ struct {
+    ULONG LowPart;
+    ULONG HighPart;
+  };
+  struct {
+    ULONG LowPart;
+    ULONG HighPart;
+  } u;
+  ULONGLONG QuadPart;
+} ULARGE_INTEGER, *PULARGE_INTEGER;
+
 typedef struct _UNICODE_STRING {
   USHORT Length;        /* in bytes */
   USHORT MaximumLength; /* in bytes */
@@ -112,8 +124,18 @@ typedef struct _OBJECT_ATTRIBUTES {
 #define RtlFillMemory(destination, length, fill) memset((destination), (fill), (length))
 #define RTL_CONSTANT_STRING(text) {sizeof(text) - sizeof((text)[0]), sizeof(text), (text)}
 #define RtlUshortByteSwap(value) __builtin_bswap16((USHORT)(value))
+#define RtlUlongByteSwap(value) __builtin_bswap32((ULONG)(value))
+#define RtlUlonglongByteSwap(value) __builtin_bswap64((ULONGLONG)(value))
 #define RtlZeroMemory(destination, length) memset((destination), 0, (length))
 #define RtlEqualMemory(left, right, length) (memcmp((left), (right), (length)) == 0)
+
+/* Returns the number of equal bytes at the start. */
+FORCEINLINE SIZE_T RtlCompareMemory(const VOID *Source1, const VOID *Source2, SIZE_T Length) {
+  SIZE_T equal = 0;
+  while (equal < Length && ((const UCHAR *)Source1)[equal] == ((const UCHAR *)Source2)[equal])
+    equal++;
+  return equal;
+}
 
 FORCEINLINE VOID RtlInitUnicodeString(PUNICODE_STRING DestinationString, PCWSTR SourceString) {
   USHORT characters = 0;
@@ -145,6 +167,12 @@ FORCEINLINE PLIST_ENTRY RemoveHeadList(PLIST_ENTRY ListHead) {
   return first;
 }
 
+FORCEINLINE PLIST_ENTRY RemoveTailList(PLIST_ENTRY ListHead) {
+  PLIST_ENTRY last = ListHead->Blink;
+  RemoveEntryList(last);
+  return last;
+}
+
 FORCEINLINE VOID InsertTailList(PLIST_ENTRY ListHead, PLIST_ENTRY Entry) {
   Entry->Flink = ListHead;
   Entry->Blink = ListHead->Blink;
@@ -169,6 +197,15 @@ FORCEINLINE LONG InterlockedDecrement(volatile LONG *Addend) {
 
 FORCEINLINE LONG InterlockedExchange(volatile LONG *Target, LONG Value) {
   return __atomic_exchange_n(Target, Value, __ATOMIC_SEQ_CST);
+}
+
+FORCEINLINE PVOID InterlockedExchangePointer(PVOID volatile *Target, PVOID Value) {
+  return __atomic_exchange_n(Target, Value, __ATOMIC_SEQ_CST);
+}
+
+FORCEINLINE PVOID InterlockedCompareExchangePointer(PVOID volatile *Destination, PVOID Exchange, PVOID Comperand) {
+  __atomic_compare_exchange_n(Destination, &Comperand, Exchange, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return Comperand;
 }
 
 FORCEINLINE LONG InterlockedExchangeAdd(volatile LONG *Addend, LONG Value) {

@@ -65,6 +65,18 @@ typedef struct _TDI_REQUEST_KERNEL_RECEIVE {
   ULONG ReceiveFlags;
 } TDI_REQUEST_KERNEL_RECEIVE, *PTDI_REQUEST_KERNEL_RECEIVE;
 
+typedef struct _TDI_REQUEST_KERNEL_SENDDG {
+  ULONG SendLength;
+  PTDI_CONNECTION_INFORMATION SendDatagramInformation;
+} TDI_REQUEST_KERNEL_SENDDG, *PTDI_REQUEST_KERNEL_SENDDG;
+
+typedef struct _TDI_REQUEST_KERNEL_RECEIVEDG {
+  ULONG ReceiveLength;
+  PTDI_CONNECTION_INFORMATION ReceiveDatagramInformation;
+  PTDI_CONNECTION_INFORMATION ReturnDatagramInformation;
+  ULONG ReceiveFlags;
+} TDI_REQUEST_KERNEL_RECEIVEDG, *PTDI_REQUEST_KERNEL_RECEIVEDG;
+
 typedef struct _TDI_REQUEST_KERNEL_SET_EVENT {
   LONG EventType;
   PVOID EventHandler;
@@ -179,6 +191,20 @@ typedef NTSTATUS(NTAPI *PTDI_IND_SEND_POSSIBLE)(IN PVOID TdiEventContext, IN PVO
   TDI_BUILD_(Irp, DevObj, FileObj, CompRoutine, Contxt, TDI_RECEIVE, TDI_REQUEST_KERNEL_RECEIVE, \
              (tdi_request_->ReceiveFlags = (InFlags), tdi_request_->ReceiveLength = (ReceiveLen), tdi_irp_->MdlAddress = (MdlAddr)))
 
+/* SMB Direct has no datagrams: these requests complete with STATUS_INVALID_DEVICE_REQUEST. */
+#define TdiBuildSendDatagram(Irp, DevObj, FileObj, CompRoutine, Contxt, MdlAddr, SendLen, SendDatagramInfo)          \
+  TDI_BUILD_(Irp, DevObj, FileObj, CompRoutine, Contxt, TDI_SEND_DATAGRAM, TDI_REQUEST_KERNEL_SENDDG,                \
+             (tdi_request_->SendLength = (SendLen), tdi_request_->SendDatagramInformation = (SendDatagramInfo),       \
+              tdi_irp_->MdlAddress = (MdlAddr)))
+
+#define TdiBuildReceiveDatagram(Irp, DevObj, FileObj, CompRoutine, Contxt, MdlAddr, ReceiveLen, ReceiveDatagramInfo, \
+                                ReturnInfo, InFlags)                                                                 \
+  TDI_BUILD_(Irp, DevObj, FileObj, CompRoutine, Contxt, TDI_RECEIVE_DATAGRAM, TDI_REQUEST_KERNEL_RECEIVEDG,          \
+             (tdi_request_->ReceiveLength = (ReceiveLen),                                                            \
+              tdi_request_->ReceiveDatagramInformation = (ReceiveDatagramInfo),                                      \
+              tdi_request_->ReturnDatagramInformation = (ReturnInfo), tdi_request_->ReceiveFlags = (InFlags),        \
+              tdi_irp_->MdlAddress = (MdlAddr)))
+
 #define TdiBuildSetEventHandler(Irp, DevObj, FileObj, CompRoutine, Contxt, InEventType, InEventHandler, InEventContext) \
   TDI_BUILD_(Irp, DevObj, FileObj, CompRoutine, Contxt, TDI_SET_EVENT_HANDLER, TDI_REQUEST_KERNEL_SET_EVENT,           \
              (tdi_request_->EventType = (InEventType), tdi_request_->EventHandler = (PVOID)(InEventHandler),                   \
@@ -201,6 +227,59 @@ typedef NTSTATUS(NTAPI *PTDI_IND_SEND_POSSIBLE)(IN PVOID TdiEventContext, IN PVO
 #define TdiBuildInternalDeviceControlIrp(IrpSubFunction, DeviceObject, FileObject, Event, IoStatusBlock)          \
   IoBuildDeviceIoControlRequest((ULONG)(IrpSubFunction), (DeviceObject), NULL, 0, NULL, 0, TRUE, (Event), \
                                 (IoStatusBlock))
+
+/* What the transport does for an event without a handler. */
+FORCEINLINE NTSTATUS TdiDefaultConnectHandler(IN PVOID TdiEventContext, IN LONG RemoteAddressLength,
+                                                    IN PVOID RemoteAddress, IN LONG UserDataLength, IN PVOID UserData,
+                                                    IN LONG OptionsLength, IN PVOID Options,
+                                                    OUT CONNECTION_CONTEXT *ConnectionContext, OUT PIRP *AcceptIrp) {
+  (void)TdiEventContext, (void)RemoteAddressLength, (void)RemoteAddress, (void)UserDataLength, (void)UserData;
+  (void)OptionsLength, (void)Options, (void)ConnectionContext, (void)AcceptIrp;
+  return STATUS_CONNECTION_REFUSED;
+}
+
+FORCEINLINE NTSTATUS TdiDefaultDisconnectHandler(IN PVOID TdiEventContext, IN CONNECTION_CONTEXT ConnectionContext,
+                                                       IN LONG DisconnectDataLength, IN PVOID DisconnectData,
+                                                       IN LONG DisconnectInformationLength,
+                                                       IN PVOID DisconnectInformation, IN ULONG DisconnectFlags) {
+  (void)TdiEventContext, (void)ConnectionContext, (void)DisconnectDataLength, (void)DisconnectData;
+  (void)DisconnectInformationLength, (void)DisconnectInformation, (void)DisconnectFlags;
+  return STATUS_SUCCESS;
+}
+
+FORCEINLINE NTSTATUS TdiDefaultErrorHandler(IN PVOID TdiEventContext, IN NTSTATUS Status) {
+  (void)TdiEventContext, (void)Status;
+  return STATUS_SUCCESS;
+}
+
+FORCEINLINE NTSTATUS TdiDefaultReceiveHandler(IN PVOID TdiEventContext, IN CONNECTION_CONTEXT ConnectionContext,
+                                                    IN ULONG ReceiveFlags, IN ULONG BytesIndicated,
+                                                    IN ULONG BytesAvailable, OUT ULONG *BytesTaken, IN PVOID Tsdu,
+                                                    OUT PIRP *IoRequestPacket) {
+  (void)TdiEventContext, (void)ConnectionContext, (void)ReceiveFlags, (void)BytesIndicated, (void)BytesAvailable;
+  (void)BytesTaken, (void)Tsdu, (void)IoRequestPacket;
+  return STATUS_DATA_NOT_ACCEPTED;
+}
+
+FORCEINLINE NTSTATUS TdiDefaultRcvExpeditedHandler(IN PVOID TdiEventContext, IN CONNECTION_CONTEXT ConnectionContext,
+                                                   IN ULONG ReceiveFlags, IN ULONG BytesIndicated,
+                                                   IN ULONG BytesAvailable, OUT ULONG *BytesTaken, IN PVOID Tsdu,
+                                                   OUT PIRP *IoRequestPacket) {
+  return TdiDefaultReceiveHandler(TdiEventContext, ConnectionContext, ReceiveFlags, BytesIndicated, BytesAvailable,
+                                  BytesTaken, Tsdu, IoRequestPacket);
+}
+
+FORCEINLINE NTSTATUS TdiDefaultSendPossibleHandler(IN PVOID TdiEventContext, IN PVOID ConnectionContext,
+                                                         IN ULONG BytesAvailable) {
+  (void)TdiEventContext, (void)ConnectionContext, (void)BytesAvailable;
+  return STATUS_SUCCESS;
+}
+
+/* Maps a request of a program to one of a client in the kernel. There are no requests of programs here. */
+FORCEINLINE NTSTATUS TdiMapUserRequest(IN PDEVICE_OBJECT DeviceObject, IN PIRP Irp, IN PIO_STACK_LOCATION IrpSp) {
+  (void)DeviceObject, (void)Irp, (void)IrpSp;
+  return STATUS_NOT_IMPLEMENTED;
+}
 
 /* Returns TSDUs that ClientEventChainedReceive handlers kept by returning STATUS_PENDING. */
 VOID NTAPI TdiReturnChainedReceives(IN PVOID *TsduDescriptors, IN ULONG NumberOfTsdus);

@@ -1,5 +1,5 @@
 /* The part of Windows' driver interface that TDI clients use: requests (IRPs), descriptors of memory (MDLs), events,
- * and files. Names, values, orders of parameters and the layout of structures are those of 64-bit Windows.
+ * files, spin locks, DPCs, timers, work items and threads. Names, values, orders of parameters and the layout of structures are those of 64-bit Windows.
  *
  * Structures are real: the transport reads a request from the IRP's next stack location, so that a client that fills
  * it by hand, without the macros of tdikrnl.h, works as well. */
@@ -8,8 +8,11 @@
 
 #include <ntdef.h>
 #include <ntstatus.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,6 +67,49 @@ typedef struct _IO_STATUS_BLOCK {
   };
   ULONG_PTR Information;
 } IO_STATUS_BLOCK, *PIO_STATUS_BLOCK;
+
+struct _KDPC;
+typedef VOID(NTAPI KDEFERRED_ROUTINE)(struct _KDPC *Dpc, PVOID DeferredContext, PVOID SystemArgument1,
+                                      PVOID SystemArgument2);
+typedef KDEFERRED_ROUTINE *PKDEFERRED_ROUTINE;
+
+typedef struct _KDPC {
+  UCHAR Type;
+  UCHAR Importance;
+  volatile USHORT Number;
+  LIST_ENTRY DpcListEntry;
+  PKDEFERRED_ROUTINE DeferredRoutine;
+  PVOID DeferredContext;
+  PVOID SystemArgument1;
+  PVOID SystemArgument2;
+  volatile PVOID DpcData;
+} KDPC, *PKDPC, *PRKDPC;
+
+typedef enum _TIMER_TYPE { NotificationTimer, SynchronizationTimer } TIMER_TYPE;
+
+typedef struct _KTIMER {
+  DISPATCHER_HEADER Header;
+  ULARGE_INTEGER DueTime;
+  LIST_ENTRY TimerListEntry;
+  struct _KDPC *Dpc;
+  ULONG Processor;
+  ULONG Period;
+} KTIMER, *PKTIMER, *PRKTIMER;
+
+typedef enum _WORK_QUEUE_TYPE { CriticalWorkQueue, DelayedWorkQueue, HyperCriticalWorkQueue } WORK_QUEUE_TYPE;
+typedef VOID(NTAPI WORKER_THREAD_ROUTINE)(PVOID Parameter);
+typedef WORKER_THREAD_ROUTINE *PWORKER_THREAD_ROUTINE;
+
+typedef struct _WORK_QUEUE_ITEM {
+  LIST_ENTRY List;
+  PWORKER_THREAD_ROUTINE WorkerRoutine;
+  volatile PVOID Parameter;
+} WORK_QUEUE_ITEM, *PWORK_QUEUE_ITEM;
+
+typedef VOID(NTAPI KSTART_ROUTINE)(PVOID StartContext);
+typedef KSTART_ROUTINE *PKSTART_ROUTINE;
+typedef struct _CLIENT_ID *PCLIENT_ID;
+typedef struct _IO_WORKITEM *PIO_WORKITEM;
 
 struct _IRP;
 struct _DEVICE_OBJECT;
@@ -287,6 +333,9 @@ typedef struct _IRP {
 #define IO_NETWORK_INCREMENT 2
 #define IoSizeOfIrp(StackSize) ((USHORT)(sizeof(IRP) + (StackSize) * sizeof(IO_STACK_LOCATION)))
 
+typedef VOID(NTAPI IO_WORKITEM_ROUTINE)(PDEVICE_OBJECT DeviceObject, PVOID Context);
+typedef IO_WORKITEM_ROUTINE *PIO_WORKITEM_ROUTINE;
+
 /* Requests. IoFreeIrp or a completion routine that returns STATUS_SUCCESS ends an IRP's life. */
 NTKERNELAPI PIRP NTAPI IoAllocateIrp(IN CCHAR StackSize, IN BOOLEAN ChargeQuota);
 NTKERNELAPI VOID NTAPI IoInitializeIrp(IN OUT PIRP Irp, IN USHORT PacketSize, IN CCHAR StackSize);
@@ -340,6 +389,15 @@ FORCEINLINE VOID IoSetCompletionRoutine(IN PIRP Irp, IN PIO_COMPLETION_ROUTINE C
                           (InvokeOnCancel ? SL_INVOKE_ON_CANCEL : 0));
 }
 
+/* A cancel routine that a client sets on an IRP of its own is called by IoCancelIrp, holds the cancel spin lock and
+ * releases it to Irp->CancelIrql. */
+NTKERNELAPI VOID NTAPI IoAcquireCancelSpinLock(OUT PKIRQL Irql);
+NTKERNELAPI VOID NTAPI IoReleaseCancelSpinLock(IN KIRQL Irql);
+
+FORCEINLINE PDRIVER_CANCEL IoSetCancelRoutine(IN OUT PIRP Irp, IN PDRIVER_CANCEL CancelRoutine OPTIONAL) {
+  return __atomic_exchange_n(&Irp->CancelRoutine, CancelRoutine, __ATOMIC_SEQ_CST);
+}
+
 /* Descriptions of memory. All memory of the process is always mapped and locked. */
 NTKERNELAPI PMDL NTAPI IoAllocateMdl(IN PVOID VirtualAddress OPTIONAL, IN ULONG Length, IN BOOLEAN SecondaryBuffer,
                                      IN BOOLEAN ChargeQuota, IN OUT PIRP Irp OPTIONAL);
@@ -365,6 +423,37 @@ FORCEINLINE PVOID MmGetSystemAddressForMdlSafe(IN PMDL Mdl, IN ULONG Priority) {
   return MmGetMdlVirtualAddress(Mdl);
 }
 
+#define PAGE_SIZE 0x1000
+#define ADDRESS_AND_SIZE_TO_SPAN_PAGES(Va, Size) \
+  ((ULONG)((((ULONG_PTR)(Va) & (PAGE_SIZE - 1)) + (SIZE_T)(Size) + (PAGE_SIZE - 1)) / PAGE_SIZE))
+
+/* Returns the size of a description with its page numbers, which are not used here. */
+FORCEINLINE SIZE_T MmSizeOfMdl(IN PVOID Base, IN SIZE_T Length) {
+  return sizeof(MDL) + sizeof(ULONG_PTR) * ADDRESS_AND_SIZE_TO_SPAN_PAGES(Base, Length);
+}
+
+/* Describes memory in a description that the client has allocated. */
+FORCEINLINE VOID MmInitializeMdl(OUT PMDL Mdl, IN PVOID BaseVa, IN SIZE_T Length) {
+  Mdl->Next = NULL;
+  Mdl->Size = (CSHORT)MmSizeOfMdl(BaseVa, Length);
+  Mdl->MdlFlags = 0;
+  Mdl->StartVa = (PVOID)((ULONG_PTR)BaseVa & ~(ULONG_PTR)(PAGE_SIZE - 1));
+  Mdl->ByteOffset = (ULONG)((ULONG_PTR)BaseVa & (PAGE_SIZE - 1));
+  Mdl->ByteCount = (ULONG)Length;
+}
+
+FORCEINLINE PVOID MmMapLockedPages(IN PMDL Mdl, IN KPROCESSOR_MODE AccessMode) {
+  (void)AccessMode;
+  Mdl->MappedSystemVa = MmGetMdlVirtualAddress(Mdl);
+  Mdl->MdlFlags |= MDL_MAPPED_TO_SYSTEM_VA;
+  return Mdl->MappedSystemVa;
+}
+
+FORCEINLINE VOID MmUnmapLockedPages(IN PVOID BaseAddress, IN PMDL Mdl) {
+  (void)BaseAddress;
+  Mdl->MdlFlags &= ~MDL_MAPPED_TO_SYSTEM_VA;
+}
+
 /* Events. A wait at DISPATCH_LEVEL for an event that is not signaled ends the program, as it ends Windows. */
 NTKERNELAPI VOID NTAPI KeInitializeEvent(OUT PRKEVENT Event, IN EVENT_TYPE Type, IN BOOLEAN State);
 NTKERNELAPI LONG NTAPI KeSetEvent(IN OUT PRKEVENT Event, IN KPRIORITY Increment, IN BOOLEAN Wait);
@@ -376,21 +465,102 @@ NTKERNELAPI NTSTATUS NTAPI KeWaitForSingleObject(IN PVOID Object, IN KWAIT_REASO
                                                  IN PLARGE_INTEGER Timeout OPTIONAL);
 NTKERNELAPI NTSTATUS NTAPI KeDelayExecutionThread(IN KPROCESSOR_MODE WaitMode, IN BOOLEAN Alertable,
                                                   IN PLARGE_INTEGER Interval);
-NTKERNELAPI KIRQL NTAPI KeGetCurrentIrql(VOID);
+NTKERNELAPI VOID NTAPI KeQuerySystemTime(OUT PLARGE_INTEGER CurrentTime);
 
+/* The IRQL of a thread. To raise it to a lower one, or to lower it to a higher one, ends the program. */
+NTKERNELAPI KIRQL NTAPI KeGetCurrentIrql(VOID);
+NTKERNELAPI KIRQL NTAPI KfRaiseIrql(IN KIRQL NewIrql);
+NTKERNELAPI VOID NTAPI KeLowerIrql(IN KIRQL NewIrql);
+#define KeRaiseIrql(NewIrql, OldIrql) (*(OldIrql) = KfRaiseIrql(NewIrql))
+
+FORCEINLINE KIRQL KeRaiseIrqlToDpcLevel(VOID) {
+  return KfRaiseIrql(DISPATCH_LEVEL);
+}
+
+/* Spin locks. */
 FORCEINLINE VOID KeInitializeSpinLock(PKSPIN_LOCK SpinLock) {
   *SpinLock = 0;
 }
 
+FORCEINLINE VOID KeAcquireSpinLockAtDpcLevel(PKSPIN_LOCK SpinLock) {
+  while (__atomic_exchange_n(SpinLock, 1, __ATOMIC_ACQUIRE) != 0)
+    sched_yield();
+}
+
+FORCEINLINE VOID KeReleaseSpinLockFromDpcLevel(PKSPIN_LOCK SpinLock) {
+  __atomic_store_n(SpinLock, 0, __ATOMIC_RELEASE);
+}
+
 FORCEINLINE VOID KeAcquireSpinLock(PKSPIN_LOCK SpinLock, PKIRQL OldIrql) {
-  *OldIrql = KeGetCurrentIrql();
-  while (__atomic_exchange_n(SpinLock, 1, __ATOMIC_ACQUIRE) != 0) {
-  }
+  *OldIrql = KeRaiseIrqlToDpcLevel();
+  KeAcquireSpinLockAtDpcLevel(SpinLock);
 }
 
 FORCEINLINE VOID KeReleaseSpinLock(PKSPIN_LOCK SpinLock, KIRQL NewIrql) {
-  (void)NewIrql;
-  __atomic_store_n(SpinLock, 0, __ATOMIC_RELEASE);
+  KeReleaseSpinLockFromDpcLevel(SpinLock);
+  KeLowerIrql(NewIrql);
+}
+
+/* Returns the entry that was the first, or NULL. */
+FORCEINLINE PLIST_ENTRY ExInterlockedInsertTailList(PLIST_ENTRY ListHead, PLIST_ENTRY ListEntry, PKSPIN_LOCK Lock) {
+  PLIST_ENTRY last;
+  KIRQL irql;
+  KeAcquireSpinLock(Lock, &irql);
+  last = IsListEmpty(ListHead) ? NULL : ListHead->Blink;
+  InsertTailList(ListHead, ListEntry);
+  KeReleaseSpinLock(Lock, irql);
+  return last;
+}
+
+FORCEINLINE PLIST_ENTRY ExInterlockedInsertHeadList(PLIST_ENTRY ListHead, PLIST_ENTRY ListEntry, PKSPIN_LOCK Lock) {
+  PLIST_ENTRY first;
+  KIRQL irql;
+  KeAcquireSpinLock(Lock, &irql);
+  first = IsListEmpty(ListHead) ? NULL : ListHead->Flink;
+  InsertHeadList(ListHead, ListEntry);
+  KeReleaseSpinLock(Lock, irql);
+  return first;
+}
+
+FORCEINLINE PLIST_ENTRY ExInterlockedRemoveHeadList(PLIST_ENTRY ListHead, PKSPIN_LOCK Lock) {
+  PLIST_ENTRY first;
+  KIRQL irql;
+  KeAcquireSpinLock(Lock, &irql);
+  first = IsListEmpty(ListHead) ? NULL : RemoveHeadList(ListHead);
+  KeReleaseSpinLock(Lock, irql);
+  return first;
+}
+
+/* DPCs and timers. The routines run on the transport's thread at DISPATCH_LEVEL. */
+NTKERNELAPI VOID NTAPI KeInitializeDpc(OUT PRKDPC Dpc, IN PKDEFERRED_ROUTINE DeferredRoutine, IN PVOID DeferredContext);
+NTKERNELAPI BOOLEAN NTAPI KeInsertQueueDpc(IN OUT PRKDPC Dpc, IN PVOID SystemArgument1, IN PVOID SystemArgument2);
+NTKERNELAPI BOOLEAN NTAPI KeRemoveQueueDpc(IN OUT PRKDPC Dpc);
+NTKERNELAPI VOID NTAPI KeFlushQueuedDpcs(VOID);
+NTKERNELAPI VOID NTAPI KeInitializeTimer(OUT PKTIMER Timer);
+NTKERNELAPI VOID NTAPI KeInitializeTimerEx(OUT PKTIMER Timer, IN TIMER_TYPE Type);
+NTKERNELAPI BOOLEAN NTAPI KeSetTimer(IN OUT PKTIMER Timer, IN LARGE_INTEGER DueTime, IN PKDPC Dpc OPTIONAL);
+NTKERNELAPI BOOLEAN NTAPI KeSetTimerEx(IN OUT PKTIMER Timer, IN LARGE_INTEGER DueTime, IN LONG Period,
+                                       IN PKDPC Dpc OPTIONAL);
+NTKERNELAPI BOOLEAN NTAPI KeCancelTimer(IN OUT PKTIMER Timer);
+NTKERNELAPI BOOLEAN NTAPI KeReadStateTimer(IN PKTIMER Timer);
+
+/* Work items and threads, which run at PASSIVE_LEVEL. */
+#define ExInitializeWorkItem(Item, Routine, Context) \
+  ((Item)->WorkerRoutine = (Routine), (Item)->Parameter = (Context), (Item)->List.Flink = NULL)
+NTKERNELAPI VOID NTAPI ExQueueWorkItem(IN OUT PWORK_QUEUE_ITEM WorkItem, IN WORK_QUEUE_TYPE QueueType);
+NTKERNELAPI PIO_WORKITEM NTAPI IoAllocateWorkItem(IN PDEVICE_OBJECT DeviceObject);
+NTKERNELAPI VOID NTAPI IoQueueWorkItem(IN PIO_WORKITEM IoWorkItem, IN PIO_WORKITEM_ROUTINE WorkerRoutine,
+                                       IN WORK_QUEUE_TYPE QueueType, IN PVOID Context OPTIONAL);
+NTKERNELAPI VOID NTAPI IoFreeWorkItem(IN PIO_WORKITEM IoWorkItem);
+NTKERNELAPI NTSTATUS NTAPI PsCreateSystemThread(OUT PHANDLE ThreadHandle, IN ULONG DesiredAccess,
+                                                IN POBJECT_ATTRIBUTES ObjectAttributes OPTIONAL,
+                                                IN HANDLE ProcessHandle OPTIONAL, OUT PCLIENT_ID ClientId OPTIONAL,
+                                                IN PKSTART_ROUTINE StartRoutine, IN PVOID StartContext OPTIONAL);
+extern POBJECT_TYPE *PsThreadType;
+
+FORCEINLINE NTSTATUS PsTerminateSystemThread(IN NTSTATUS ExitStatus) {
+  (void)ExitStatus;
+  pthread_exit(NULL);
 }
 
 /* Files. */
@@ -410,6 +580,18 @@ typedef struct _OBJECT_HANDLE_INFORMATION {
 #define SYNCHRONIZE 0x00100000
 #define GENERIC_READ 0x80000000
 #define GENERIC_WRITE 0x40000000
+#define DELETE 0x00010000
+#define READ_CONTROL 0x00020000
+#define STANDARD_RIGHTS_REQUIRED 0x000F0000
+#define THREAD_ALL_ACCESS (STANDARD_RIGHTS_REQUIRED | SYNCHRONIZE | 0xFFFF)
+#define FILE_READ_DATA 0x0001
+#define FILE_WRITE_DATA 0x0002
+#define FILE_APPEND_DATA 0x0004
+#define FILE_READ_EA 0x0008
+#define FILE_WRITE_EA 0x0010
+#define FILE_READ_ATTRIBUTES 0x0080
+#define FILE_WRITE_ATTRIBUTES 0x0100
+#define FILE_ALL_ACCESS (STANDARD_RIGHTS_REQUIRED | SYNCHRONIZE | 0x1FF)
 #define FILE_SHARE_READ 0x00000001
 #define FILE_SHARE_WRITE 0x00000002
 #define FILE_SHARE_DELETE 0x00000004
@@ -462,6 +644,32 @@ __attribute__((format(printf, 1, 2))) FORCEINLINE ULONG DbgPrint(IN PCSTR Format
   return STATUS_SUCCESS;
 }
 #define KdPrint(arguments) DbgPrint arguments
+
+__attribute__((format(printf, 3, 4))) FORCEINLINE ULONG DbgPrintEx(IN ULONG ComponentId, IN ULONG Level,
+                                                                   IN PCSTR Format, ...) {
+  va_list arguments;
+  (void)ComponentId;
+  (void)Level;
+  va_start(arguments, Format);
+  vfprintf(stderr, Format, arguments);
+  va_end(arguments);
+  return STATUS_SUCCESS;
+}
+#define KdPrintEx(arguments) DbgPrintEx arguments
+#define DPFLTR_IHVDRIVER_ID 77
+#define DPFLTR_ERROR_LEVEL 0
+#define DPFLTR_WARNING_LEVEL 1
+#define DPFLTR_TRACE_LEVEL 2
+#define DPFLTR_INFO_LEVEL 3
+
+/* Ends the program with the condition that does not hold, as a debugging kernel stops. */
+#define ASSERT(Condition) ((Condition) ? (void)0 : RtlAssert((PVOID) #Condition, (PVOID)__FILE__, __LINE__, NULL))
+
+FORCEINLINE VOID RtlAssert(IN PVOID FailedAssertion, IN PVOID FileName, IN ULONG LineNumber, IN PCHAR Message OPTIONAL) {
+  fprintf(stderr, "%s:%u: assertion failed: %s %s\n", (const char *)FileName, (unsigned int)LineNumber,
+          (const char *)FailedAssertion, Message == NULL ? "" : Message);
+  abort();
+}
 
 #ifdef __cplusplus
 }

@@ -109,6 +109,26 @@ fn new_object() -> DeviceObject {
 thread_local! {
     static IS_TRANSPORT: Cell<bool> = const { Cell::new(false) };
     static CALLBACKS: Cell<u32> = const { Cell::new(0) };
+    static IRQL: Cell<u8> = const { Cell::new(PASSIVE_LEVEL) };
+}
+
+pub(crate) const PASSIVE_LEVEL: u8 = 0;
+pub(crate) const DISPATCH_LEVEL: u8 = 2;
+
+/// Returns the IRQL of this thread.
+pub(crate) fn irql() -> u8 {
+    IRQL.get()
+}
+
+/// Sets the IRQL of this thread, and returns the one before.
+pub(crate) fn set_irql(level: u8) -> u8 {
+    IRQL.replace(level)
+}
+
+/// Ends the program, because a client has done what ends Windows.
+pub(crate) fn bug_check(sentence: &str) -> ! {
+    eprintln!("{sentence}");
+    std::process::abort()
 }
 
 /// The runtime of the transport's thread. One thread for all devices makes handlers and completions run one at a time,
@@ -142,10 +162,12 @@ pub(crate) fn is_in_callback() -> bool {
     CALLBACKS.get() > 0
 }
 
-/// Calls a completion routine or a handler of a client.
+/// Calls a completion routine or a handler of a client, at DISPATCH_LEVEL.
 pub(crate) fn call_client<R>(callback: impl FnOnce() -> R) -> R {
     CALLBACKS.set(CALLBACKS.get() + 1);
+    let before = set_irql(DISPATCH_LEVEL);
     let result = callback();
+    set_irql(before);
     CALLBACKS.set(CALLBACKS.get() - 1);
     result
 }

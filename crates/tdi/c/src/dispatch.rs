@@ -1,29 +1,23 @@
 //! The requests of TDI: the parameters in the stack location of an IRP, and what the objects do with them.
 
-use std::{
-    future::{Future, poll_fn, ready},
-    pin::Pin,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use smbdirect_tdi::{
-    DisconnectFlags, Endpoint, ReceiveCompletion, ReceiveFlags, ReceiveTarget, Receiving,
-    Requested, SendCompletion, SendFlags, Sending, Status,
+    DisconnectFlags, Endpoint, Operation, ReceiveFlags, SendFlags, Status, Submitted,
 };
 
 use crate::{
     address::{self, Returned},
     device::{Device, runtime},
     event::duration,
-    files::{File, lock, of_handle, of_object},
-    handlers::{ConnectionContext, EVENT_COUNT},
+    files::{File, of_handle, of_object},
+    handlers::{ConnectionContext, EVENT_CHAINED_RECEIVE, EVENT_COUNT, EVENT_RECEIVE},
     irp::{Cancel, Outcome, Request, is_cancelled, refuse},
     layout::{
         Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation, Irp,
         Mdl, NtStatus, RequestData, RequestKernel, RequestQuery, RequestSetEvent,
     },
-    mdl::{Target, lend, parts, spans},
+    mdl::{Receive, Target, lend, parts, spans},
     query,
 };
 
@@ -43,11 +37,8 @@ const ACTION: u8 = 0x0E;
 /// The flag of a listen that completes with the offer.
 const QUERY_ACCEPT: u32 = 0x1;
 
-/// The future of a request, and how it is cancelled.
-type Work = (
-    Pin<Box<dyn Future<Output = Outcome> + Send>>,
-    Option<Cancel>,
-);
+/// Starts a request whose parameters were read, and returns how it is cancelled, if it can be.
+type Start = Box<dyn FnOnce(Request) -> Option<Cancel>>;
 
 /// Handles a request whose current stack location is that of this device. Returns what `IoCallDriver` returns.
 ///
@@ -58,32 +49,22 @@ pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus
     unsafe {
         let location = (*irp).current_stack_location;
         let file = of_object((*location).file_object);
-        let file = file.and_then(|file| {
-            let is_own = std::ptr::eq(file.device, device);
-            if is_own {
-                Ok(file)
-            } else {
-                Err(Status::INVALID_DEVICE_REQUEST)
-            }
-        });
         let file = match file {
-            Ok(file) => file,
+            Ok(file) if std::ptr::eq(file.device, device) => file,
+            Ok(_) => return refuse(irp, Status::INVALID_PARAMETER),
             Err(status) => return refuse(irp, status),
         };
-        let request = Request::new(irp, file.clone());
-        if is_cancelled(irp) {
-            return request.run(ready((Status::CANCELLED, 0)), None);
-        }
         let _context = runtime().enter();
-        let work = match (*location).major_function {
+        let (request, progress) = Request::submitted(irp, file.clone());
+        let start = match (*location).major_function {
+            _ if is_cancelled(irp) => Err(Status::CANCELLED),
             IRP_MJ_INTERNAL_DEVICE_CONTROL => tdi(device, &file, irp, location),
             IRP_MJ_WRITE | IRP_MJ_READ => read_or_write(device, &file, irp, location),
             _ => Err(Status::INVALID_DEVICE_REQUEST),
         };
-        match work {
-            Ok((work, cancel)) => request.run(work, cancel),
-            Err(status) => request.run(ready((status, 0)), None),
-        }
+        // The request may have completed when this returns, and its IRP may be another one's.
+        let cancel = start.unwrap_or_else(now)(request);
+        progress.submitted(cancel)
     }
 }
 
@@ -96,16 +77,16 @@ unsafe fn parameters<T: Copy>(location: *const IoStackLocation) -> T {
     unsafe { (&raw const (*location).parameters).cast::<T>().read() }
 }
 
-/// Starts a request of TDI.
+/// Reads the parameters of a request of TDI.
 ///
 /// # Safety
 /// The IRP and its stack location are valid, with what they point to.
 unsafe fn tdi(
     device: &'static Device,
-    file: &Arc<File>,
+    file: &File,
     irp: *mut Irp,
     location: *mut IoStackLocation,
-) -> Result<Work, Status> {
+) -> Result<Start, Status> {
     // SAFETY: the caller promises a valid request, whose parameters have the type of its minor function.
     unsafe {
         let mdl = (*irp).mdl_address;
@@ -113,36 +94,35 @@ unsafe fn tdi(
             ASSOCIATE_ADDRESS => {
                 let endpoint = file.endpoint()?;
                 let address = of_handle(parameters::<Handle>(location))?;
-                let result = endpoint.associate(&address.address()?.0);
-                result.and_then(|()| now((Status::SUCCESS, 0)))
+                endpoint.associate(&address.address()?.0)?;
+                Ok(now(Status::SUCCESS))
             }
             DISASSOCIATE_ADDRESS => {
                 file.endpoint()?.disassociate()?;
-                now((Status::SUCCESS, 0))
+                Ok(now(Status::SUCCESS))
             }
             CONNECT => connect(file, parameters(location)),
             LISTEN => listen(file, parameters(location)),
             ACCEPT => {
                 let [_, returned, ..] = (*location).parameters;
-                let requested = file.endpoint()?.accept();
-                Ok(established(file, requested, Returned::new(returned)))
+                established(file, Operation::Accept, Returned::new(returned))
             }
             DISCONNECT => disconnect(file, parameters(location)),
             SEND => {
                 let RequestData { length, flags } = parameters(location);
                 let flags = SendFlags::from_bits_retain(flags);
-                send(device, &file.endpoint()?, mdl, length, flags)
+                send(device, file.endpoint()?, mdl, length, flags)
             }
             RECEIVE => {
                 let RequestData { length, flags } = parameters(location);
                 let flags = ReceiveFlags::from_bits_retain(flags);
-                receive(&file.endpoint()?, mdl, length, flags)
+                receive(file.endpoint()?, mdl, length, flags)
             }
             SET_EVENT_HANDLER => set_event_handler(file, parameters(location)),
             QUERY_INFORMATION => {
                 let RequestQuery { query_type, .. } = parameters(location);
                 let answer = query::answer(device, file, query_type)?;
-                now(return_answer(mdl, &answer)?)
+                Ok(outcome(return_answer(mdl, &answer)?))
             }
             // SMB Direct has nothing to set.
             SET_INFORMATION => Err(query::NOT_IMPLEMENTED),
@@ -153,9 +133,16 @@ unsafe fn tdi(
     }
 }
 
-/// Returns a request that has completed.
-fn now(outcome: Outcome) -> Result<Work, Status> {
-    Ok((Box::pin(ready(outcome)), None))
+/// Completes a request with this status.
+fn now(status: Status) -> Start {
+    outcome((status, 0))
+}
+
+fn outcome(outcome: Outcome) -> Start {
+    Box::new(move |request| {
+        request.complete(outcome);
+        None
+    })
 }
 
 /// Copies the answer of a query. An answer that is longer than the client's memory is cut off.
@@ -164,8 +151,8 @@ unsafe fn return_answer(mdl: *const Mdl, answer: &[u8]) -> Result<Outcome, Statu
     let room: usize = unsafe { parts(mdl).map(|mdl| (*mdl).byte_count as usize).sum() };
     let copied = room.min(answer.len());
     // SAFETY: as above.
-    let target = unsafe { Target::new(mdl, copied)? };
-    target.writer().put(&answer[..copied]);
+    let mut target = unsafe { Target::new(mdl, copied)? };
+    target.put(&answer[..copied]);
     let status = if copied < answer.len() {
         Status::BUFFER_OVERFLOW
     } else {
@@ -174,20 +161,27 @@ unsafe fn return_answer(mdl: *const Mdl, answer: &[u8]) -> Result<Outcome, Statu
     Ok((status, copied))
 }
 
-/// Sets or removes the handler of an event.
+/// Sets or removes the handler of an event. The request completes on the transport's thread: a call of the former handler
+/// has returned then.
 ///
 /// # Safety
 /// The handler has the type that TDI defines for the event.
-unsafe fn set_event_handler(file: &File, request: RequestSetEvent) -> Result<Work, Status> {
+unsafe fn set_event_handler(file: &File, request: RequestSetEvent) -> Result<Start, Status> {
     let (address, handlers) = file.address()?;
     let event = usize::try_from(request.event_type).ok();
     let event = event.filter(|&event| event < EVENT_COUNT);
     let event = event.ok_or(Status::INVALID_PARAMETER)?;
     // SAFETY: the caller promises the type.
     unsafe { handlers.set(event, request.handler, request.context) };
-    // Data that is held is indicated to the new handler.
-    address.set_client(Some(handlers.clone()));
-    now((Status::SUCCESS, 0))
+    if matches!(event, EVENT_RECEIVE | EVENT_CHAINED_RECEIVE) && !request.handler.is_null() {
+        // Data that is held is indicated to the new handler.
+        //= TDI-RECV-11
+        address.set_client(Some(handlers.clone()));
+    }
+    Ok(Box::new(|request| {
+        runtime().spawn(async move { request.complete((Status::SUCCESS, 0)) });
+        None
+    }))
 }
 
 /// Returns the time-out of a connect or a disconnect; `None` is that of the transport.
@@ -197,8 +191,7 @@ unsafe fn timeout(request: &RequestKernel) -> Option<Duration> {
     time.filter(|time| **time != 0).map(|&time| duration(time))
 }
 
-unsafe fn connect(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
-    let endpoint = file.endpoint()?;
+unsafe fn connect(file: &File, request: RequestKernel) -> Result<Start, Status> {
     // SAFETY: the caller promises that the information is null or valid.
     let (remote, timeout) = unsafe {
         let remote = address::remote(request.request_connection_information)?;
@@ -206,68 +199,68 @@ unsafe fn connect(file: &Arc<File>, request: RequestKernel) -> Result<Work, Stat
     };
     let remote = remote.ok_or(Status::INVALID_ADDRESS_COMPONENT)?;
     let returned = Returned::new(request.return_connection_information.cast());
-    Ok(established(
-        file,
-        endpoint.connect(remote, timeout),
-        returned,
-    ))
+    established(file, Operation::Connect { remote, timeout }, returned)
 }
 
-unsafe fn listen(file: &Arc<File>, request: RequestKernel) -> Result<Work, Status> {
-    let endpoint = file.endpoint()?;
+unsafe fn listen(file: &File, request: RequestKernel) -> Result<Start, Status> {
     // SAFETY: the caller promises that the information is null or valid.
     let remote = unsafe { address::remote(request.request_connection_information)? };
     // An address without an IP address accepts every peer.
     let remote = remote
         .map(|remote| remote.ip())
         .filter(|ip| !ip.is_unspecified());
-    let requested = if request.flags & QUERY_ACCEPT == 0 {
-        endpoint.listen(remote)
-    } else {
-        endpoint.listen_and_query(remote)
-    };
+    let query_accept = request.flags & QUERY_ACCEPT != 0;
     let returned = Returned::new(request.return_connection_information.cast());
-    Ok(established(file, requested, returned))
+    let operation = Operation::Listen {
+        remote,
+        query_accept,
+    };
+    established(file, operation, returned)
 }
 
-/// Returns the work of a request that establishes a connection, and returns the address of the peer.
-fn established(file: &Arc<File>, requested: Requested, returned: Returned) -> Work {
-    let (weak, cancelled) = (Arc::downgrade(file), Arc::downgrade(file));
-    let work = async move {
-        let result = requested.await;
-        if result.is_ok() {
-            let endpoint = weak.upgrade().and_then(|file| file.endpoint().ok());
-            let peer = endpoint.and_then(|endpoint| endpoint.peer_addr().ok());
-            // SAFETY: the information belongs to the transport until the request completes.
-            unsafe { returned.write(peer) };
-        }
-        (result.err().unwrap_or(Status::SUCCESS), 0)
-    };
-    let cancel = move || {
-        if let Some(endpoint) = cancelled.upgrade().and_then(|file| file.endpoint().ok()) {
-            endpoint.cancel();
-        }
-    };
-    (Box::pin(work), Some(Arc::new(cancel)))
+/// Returns a request that establishes a connection, and returns the address of the peer.
+fn established(file: &File, operation: Operation, returned: Returned) -> Result<Start, Status> {
+    let endpoint = file.endpoint()?;
+    Ok(Box::new(move |request| {
+        let file = request.file().clone();
+        endpoint.request_then(operation, move |result| {
+            if result.is_ok() {
+                let endpoint = request.file().endpoint();
+                let peer = endpoint.and_then(|endpoint| endpoint.peer_addr());
+                // SAFETY: the information belongs to the transport until the request completes.
+                unsafe { returned.write(peer.ok()) };
+            }
+            request.complete((result.err().unwrap_or(Status::SUCCESS), 0));
+        });
+        Some(Box::new(move || {
+            if let Ok(endpoint) = file.endpoint() {
+                endpoint.cancel();
+            }
+        }))
+    }))
 }
 
-unsafe fn disconnect(file: &File, request: RequestKernel) -> Result<Work, Status> {
+unsafe fn disconnect(file: &File, request: RequestKernel) -> Result<Start, Status> {
     let endpoint = file.endpoint()?;
     let flags = DisconnectFlags::from_bits_retain(request.flags);
     // SAFETY: the caller promises that the time-out is null or valid.
-    let requested = endpoint.disconnect(flags, unsafe { timeout(&request) });
-    let work = async move { (requested.await.err().unwrap_or(Status::SUCCESS), 0) };
-    Ok((Box::pin(work), None))
+    let timeout = unsafe { timeout(&request) };
+    Ok(Box::new(move |request| {
+        endpoint.request_then(Operation::Disconnect { flags, timeout }, move |result| {
+            request.complete((result.err().unwrap_or(Status::SUCCESS), 0));
+        });
+        None
+    }))
 }
 
-/// Starts a send of the first `length` bytes of a chain.
+/// Returns a send of the first `length` bytes of a chain.
 unsafe fn send(
     device: &Device,
-    endpoint: &Endpoint<ConnectionContext>,
+    endpoint: Endpoint<ConnectionContext>,
     mdl: *const Mdl,
     length: u32,
     flags: SendFlags,
-) -> Result<Work, Status> {
+) -> Result<Start, Status> {
     // The send buffer can take these sends, so that they complete while the transport still needs their data.
     let is_buffered = flags.intersects(SendFlags::PARTIAL | SendFlags::NON_BLOCKING);
     // SAFETY: the caller promises a valid chain, whose memory stays unchanged until the request completes.
@@ -275,70 +268,57 @@ unsafe fn send(
         let spans = spans(mdl, length as usize)?;
         lend(spans, device.copies || is_buffered)
     };
-    let sending = Arc::new(Mutex::new(endpoint.send(message, flags)));
-    let cancelled = sending.clone();
-    let work = async move {
-        let completion: SendCompletion = poll_fn(|context| {
-            let mut sending = lock(&sending);
-            Pin::<&mut Sending>::new(&mut sending).poll(context)
-        })
-        .await;
-        let outcome = (completion.status, completion.information);
-        drop(completion);
-        released.wait().await;
-        outcome
-    };
-    let cancel = move || {
-        lock(&cancelled).cancel();
-    };
-    Ok((Box::pin(work), Some(Arc::new(cancel))))
+    Ok(Box::new(move |request| {
+        let submitted = endpoint.send_then(message, flags, move |completion| async move {
+            let outcome = (completion.status, completion.information);
+            drop(completion);
+            //= TDI-SEND-24
+            released.wait().await;
+            request.complete(outcome);
+        });
+        cancel_of(submitted)
+    }))
 }
 
-/// Starts a receive into the first `length` bytes of a chain.
+/// Returns a receive into the first `length` bytes of a chain.
 unsafe fn receive(
-    endpoint: &Endpoint<ConnectionContext>,
+    endpoint: Endpoint<ConnectionContext>,
     mdl: *const Mdl,
     length: u32,
     flags: ReceiveFlags,
-) -> Result<Work, Status> {
+) -> Result<Start, Status> {
     // SAFETY: the caller promises a valid chain, whose memory belongs to the transport until the request completes.
     let target = unsafe { Target::new(mdl, length as usize)? };
-    let receiving = Arc::new(Mutex::new(
-        endpoint.receive_into(target.writer().into(), flags),
-    ));
-    let cancelled = receiving.clone();
-    let work = async move {
-        let completion: ReceiveCompletion = poll_fn(|context| {
-            let mut receiving = lock(&receiving);
-            Pin::<&mut Receiving>::new(&mut receiving).poll(context)
-        })
-        .await;
-        drop(target);
-        (completion.status, completion.information)
-    };
-    let cancel = move || {
-        lock(&cancelled).cancel();
-    };
-    Ok((Box::pin(work), Some(Arc::new(cancel))))
+    Ok(Box::new(move |request| {
+        let receive = Receive(target, move |outcome| request.complete(outcome));
+        cancel_of(endpoint.receive_into(Box::new(receive), flags))
+    }))
 }
 
-/// Starts a read or a write, whose parameters begin with the length.
+fn cancel_of(submitted: Result<Submitted, Status>) -> Option<Cancel> {
+    let submitted = submitted.ok()?;
+    Some(Box::new(move || {
+        submitted.cancel();
+    }))
+}
+
+/// Returns a read or a write, whose parameters begin with the length.
 unsafe fn read_or_write(
     device: &Device,
     file: &File,
     irp: *mut Irp,
     location: *const IoStackLocation,
-) -> Result<Work, Status> {
+) -> Result<Start, Status> {
     // SAFETY: the caller promises a valid request.
     unsafe {
         let (mdl, length) = ((*irp).mdl_address, parameters::<u32>(location));
         let endpoint = file.endpoint()?;
         if (*location).major_function == IRP_MJ_WRITE {
             //= TDI-SEND-32
-            send(device, &endpoint, mdl, length, SendFlags::empty())
+            send(device, endpoint, mdl, length, SendFlags::empty())
         } else {
             //= TDI-RECV-09
-            receive(&endpoint, mdl, length, ReceiveFlags::NORMAL)
+            receive(endpoint, mdl, length, ReceiveFlags::NORMAL)
         }
     }
 }

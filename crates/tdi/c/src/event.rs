@@ -1,4 +1,4 @@
-//! KEVENT: events that threads wait for, and the time-outs of waits.
+//! KEVENT: events that threads wait for, and the time-outs of waits. Timers and threads are waited for by the same header.
 //!
 //! The state of an event is a futex. A thread that has seen the state may free the event while the setter is still
 //! about to wake others. That is harmless, because waking needs only the address and reads no memory.
@@ -12,13 +12,17 @@ use std::{
 };
 
 use crate::{
-    device::{is_in_callback, is_transport_thread},
+    device::{DISPATCH_LEVEL, bug_check, irql},
     layout::{KEvent, ListEntry, NtStatus},
 };
 
-/// The type of an event that stays signaled until it is reset, NotificationEvent. Any other type is a
-/// SynchronizationEvent, which a wait resets.
+/// The types of objects that stay signaled until they are reset: NotificationEvent, threads, and notification timers. A
+/// wait resets any other object.
 const NOTIFICATION_EVENT: u8 = 0;
+pub(crate) const THREAD_OBJECT: u8 = 6;
+pub(crate) const TIMER_NOTIFICATION_OBJECT: u8 = 8;
+const NOTIFICATION_OBJECTS: [u8; 3] =
+    [NOTIFICATION_EVENT, THREAD_OBJECT, TIMER_NOTIFICATION_OBJECT];
 const STATUS_SUCCESS: NtStatus = 0;
 const STATUS_TIMEOUT: NtStatus = 0x102;
 const STATUS_INVALID_PARAMETER: NtStatus = 0xC000_000D_u32 as NtStatus;
@@ -32,6 +36,15 @@ const TO_UNIX_EPOCH: Duration = Duration::from_secs(11_644_473_600);
 unsafe fn state<'a>(event: *mut KEvent) -> &'a AtomicI32 {
     // SAFETY: the caller promises that the event is valid. All accesses to its state are atomic.
     unsafe { AtomicI32::from_ptr(&raw mut (*event).signal_state) }
+}
+
+/// Returns whether waits leave an object signaled.
+///
+/// # Safety
+/// `event` is a valid event.
+unsafe fn is_notification(event: *const KEvent) -> bool {
+    // SAFETY: the caller promises that the event is valid.
+    NOTIFICATION_OBJECTS.contains(unsafe { &(*event).kind })
 }
 
 /// Initializes an event.
@@ -64,7 +77,7 @@ pub unsafe extern "C" fn KeSetEvent(event: *mut KEvent, _increment: i32, _wait: 
         return 0;
     }
     // SAFETY: the caller promises a valid event until it is signaled.
-    let (state, is_notification) = unsafe { (state(event), (*event).kind == NOTIFICATION_EVENT) };
+    let (state, is_notification) = unsafe { (state(event), is_notification(event)) };
     let address = ptr::from_ref(state);
     let former = state.swap(1, Ordering::SeqCst);
     // From here on a waiting thread may free the event.
@@ -108,7 +121,7 @@ pub unsafe extern "C" fn KeReadStateEvent(event: *mut KEvent) -> i32 {
     unsafe { state(event) }.load(Ordering::SeqCst)
 }
 
-/// Waits until an event is signaled or a time-out has expired. Events are the only objects.
+/// Waits until an event, a timer or a thread is signaled, or a time-out has expired.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn KeWaitForSingleObject(
     object: *mut c_void,
@@ -125,7 +138,7 @@ pub unsafe extern "C" fn KeWaitForSingleObject(
     let limit = unsafe { timeout.as_ref() }.map(|&time| duration(time));
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     // SAFETY: the caller promises a valid event during the wait.
-    let (state, is_notification) = unsafe { (state(event), (*event).kind == NOTIFICATION_EVENT) };
+    let (state, is_notification) = unsafe { (state(event), is_notification(event)) };
     loop {
         let next = i32::from(is_notification);
         let seen = state.compare_exchange(1, next, Ordering::SeqCst, Ordering::SeqCst);
@@ -136,12 +149,9 @@ pub unsafe extern "C" fn KeWaitForSingleObject(
         if left.is_some_and(|left| left.is_zero()) {
             return STATUS_TIMEOUT;
         }
-        if is_transport_thread() {
-            // The thread that would signal the event is this one.
-            eprintln!(
-                "KeWaitForSingleObject was called at DISPATCH_LEVEL on the transport's thread"
-            );
-            std::process::abort();
+        if irql() >= DISPATCH_LEVEL {
+            // On the transport's thread, the thread that would signal the event is this one.
+            bug_check("KeWaitForSingleObject was called at DISPATCH_LEVEL; wait at PASSIVE_LEVEL");
         }
         futex_wait(state, seen, left);
     }
@@ -178,12 +188,6 @@ pub unsafe extern "C" fn KeDelayExecutionThread(
     };
     thread::sleep(duration(interval));
     STATUS_SUCCESS
-}
-
-/// Returns DISPATCH_LEVEL in completion routines and event handlers, and PASSIVE_LEVEL elsewhere.
-#[unsafe(no_mangle)]
-pub extern "C" fn KeGetCurrentIrql() -> u8 {
-    if is_in_callback() { 2 } else { 0 }
 }
 
 /// Returns the duration of a time of Windows, in units of 100 ns: a negative time is relative, and a positive one is

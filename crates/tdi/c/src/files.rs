@@ -1,4 +1,4 @@
-//! Handles and file objects: addresses, connection endpoints and control channels.
+//! Handles and objects: the files of addresses, connection endpoints and control channels, and threads.
 
 use std::{
     collections::HashMap,
@@ -13,6 +13,7 @@ use crate::{
     device::{Device, is_in_callback, runtime, wait_for},
     handlers::{ConnectionContext, Handlers},
     irp::nt,
+    kernel::Thread,
     layout::{
         DeviceObject, FileObject, Handle, IO_TYPE_FILE, KEvent, ListEntry, NtStatus, UnicodeString,
     },
@@ -52,11 +53,28 @@ unsafe impl Send for File {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for File {}
 
+/// What a handle stands for.
+#[derive(Clone)]
+pub(crate) enum Object {
+    File(Arc<File>),
+    Thread(Arc<Thread>),
+}
+
+impl Object {
+    /// Returns the object that clients see.
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::File(file) => file.object.cast(),
+            Self::Thread(thread) => thread.object().cast(),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Table {
-    handles: HashMap<usize, Arc<File>>,
-    /// The file of each FILE_OBJECT, and the number of references to it.
-    objects: HashMap<usize, (Arc<File>, usize)>,
+    handles: HashMap<usize, Object>,
+    /// The objects by their addresses, with the numbers of their references.
+    objects: HashMap<usize, (Object, usize)>,
     last_handle: usize,
 }
 
@@ -75,8 +93,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// [`INVALID_HANDLE`]: there is no such handle.
 pub(crate) fn of_handle(handle: Handle) -> Result<Arc<File>, Status> {
-    let file = table().handles.get(&(handle as usize)).cloned();
-    file.ok_or(INVALID_HANDLE)
+    match table().handles.get(&(handle as usize)) {
+        Some(Object::File(file)) => Ok(file.clone()),
+        _ => Err(INVALID_HANDLE),
+    }
 }
 
 /// Returns the file of a FILE_OBJECT.
@@ -84,9 +104,22 @@ pub(crate) fn of_handle(handle: Handle) -> Result<Arc<File>, Status> {
 /// # Errors
 /// [`INVALID_HANDLE`]: it is not, or not any more, a file.
 pub(crate) fn of_object(object: *const FileObject) -> Result<Arc<File>, Status> {
-    let table = table();
-    let found = table.objects.get(&(object as usize));
-    found.map(|(file, _)| file.clone()).ok_or(INVALID_HANDLE)
+    match table().objects.get(&(object as usize)) {
+        Some((Object::File(file), _)) => Ok(file.clone()),
+        _ => Err(INVALID_HANDLE),
+    }
+}
+
+/// Adds an object with one reference, that of the handle that this returns.
+pub(crate) fn open(object: Object) -> Handle {
+    let mut table = table();
+    // Handles are multiples of 4, as in Windows.
+    table.last_handle += 4;
+    let handle = table.last_handle;
+    let address = object.pointer() as usize;
+    table.handles.insert(handle, object.clone());
+    table.objects.insert(address, (object, 1));
+    handle as Handle
 }
 
 impl File {
@@ -105,13 +138,7 @@ impl File {
             pending: Mutex::new(0),
             idle: Condvar::new(),
         });
-        let mut table = table();
-        // Handles are multiples of 4, as in Windows.
-        table.last_handle += 4;
-        let handle = table.last_handle;
-        table.handles.insert(handle, file.clone());
-        table.objects.insert(object as usize, (file, 1));
-        handle as Handle
+        open(Object::File(file))
     }
 
     /// Returns the endpoint of a connection.
@@ -158,34 +185,30 @@ impl File {
         }
     }
 
-    /// Cancels the requests of the file, because its last handle was closed. When this returns, they have completed
-    /// and no handler runs, unless the caller is itself a handler or a completion routine.
+    /// Cancels the requests of the file, because its last handle was closed. When this returns, they have completed and no
+    /// handler runs, unless the caller is itself a handler or a completion routine.
     fn clean_up(&self) {
         let _context = runtime().enter();
-        let waits = !is_in_callback();
-        let endpoint = match &self.body {
+        match &self.body {
             Body::Address { address, handlers } => {
                 handlers.remove_all();
                 let address = lock(address).take();
                 drop(address);
-                None
             }
-            Body::Connection(endpoint) => lock(endpoint).take(),
-            Body::ControlChannel => None,
-        };
-        if waits {
-            // Handlers run on the transport's thread, so none of this file's runs after this has run there. One that
-            // runs now may still return a request for this file, which is cancelled below.
-            let _ = wait_for(async {});
+            Body::Connection(endpoint) => {
+                let endpoint = lock(endpoint).take();
+                if let Some(endpoint) = endpoint {
+                    endpoint.close();
+                }
+            }
+            Body::ControlChannel => {}
         }
-        if let Some(endpoint) = endpoint {
-            // The task of an acceptance has a handle, too. A connection ends with the last handle.
-            endpoint.cancel();
-            endpoint.context().cancel();
-        }
-        if !waits {
+        if is_in_callback() {
             return;
         }
+        // Handlers run on the transport's thread. After the cancellation above none begins, and one that ran there has
+        // returned when this has run there.
+        let _ = wait_for(async {});
         let pending = lock(&self.pending);
         let pending = self.idle.wait_while(pending, |pending| *pending > 0);
         drop(pending.unwrap_or_else(PoisonError::into_inner));
@@ -250,7 +273,7 @@ fn new_object(device: *mut DeviceObject, kind: usize) -> FileObject {
     }
 }
 
-/// The type of file objects, which clients compare only.
+/// The type of an object, which clients compare only.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct ObjectType(*const c_void);
@@ -259,24 +282,30 @@ pub struct ObjectType(*const c_void);
 unsafe impl Sync for ObjectType {}
 
 static FILE_TYPE: ObjectType = ObjectType((&raw const FILE_TYPE).cast());
+static THREAD_TYPE: ObjectType = ObjectType((&raw const THREAD_TYPE).cast());
 
 /// Points to the type of file objects.
 #[unsafe(no_mangle)]
 pub static IoFileObjectType: &ObjectType = &FILE_TYPE;
+/// Points to the type of thread objects.
+#[unsafe(no_mangle)]
+pub static PsThreadType: &ObjectType = &THREAD_TYPE;
 
 /// Closes a handle. With the last handle of a file, its requests are cancelled before this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn ZwClose(handle: Handle) -> NtStatus {
-    let file = table().handles.remove(&(handle as usize));
-    let Some(file) = file else {
+    let object = table().handles.remove(&(handle as usize));
+    let Some(object) = object else {
         return nt(INVALID_HANDLE);
     };
-    file.clean_up();
-    ObfDereferenceObject(file.object.cast());
+    if let Object::File(file) = &object {
+        file.clean_up();
+    }
+    ObfDereferenceObject(object.pointer());
     nt(Status::SUCCESS)
 }
 
-/// Returns the file object of a handle, with a reference to it.
+/// Returns the object of a handle, with a reference to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ObReferenceObjectByHandle(
     handle: Handle,
@@ -286,17 +315,18 @@ pub unsafe extern "C" fn ObReferenceObjectByHandle(
     object: *mut *mut c_void,
     information: *mut [u32; 2],
 ) -> NtStatus {
-    if !kind.is_null() && !ptr::eq(kind, FILE_TYPE.0.cast()) {
-        return nt(OBJECT_TYPE_MISMATCH);
-    }
     let mut table = table();
-    let Some(found) = table
-        .handles
-        .get(&(handle as usize))
-        .map(|file| file.object)
-    else {
+    let Some(found) = table.handles.get(&(handle as usize)) else {
         return nt(INVALID_HANDLE);
     };
+    let own_type = match found {
+        Object::File(_) => &FILE_TYPE,
+        Object::Thread(_) => &THREAD_TYPE,
+    };
+    if !kind.is_null() && !ptr::eq(kind, own_type) {
+        return nt(OBJECT_TYPE_MISMATCH);
+    }
+    let found = found.pointer();
     if object.is_null() {
         return nt(Status::INVALID_PARAMETER);
     }
@@ -305,7 +335,7 @@ pub unsafe extern "C" fn ObReferenceObjectByHandle(
     }
     // SAFETY: the caller promises that the pointers are null or valid.
     unsafe {
-        object.write(found.cast());
+        object.write(found);
         if !information.is_null() {
             information.write([0; 2]);
         }
@@ -313,7 +343,7 @@ pub unsafe extern "C" fn ObReferenceObjectByHandle(
     nt(Status::SUCCESS)
 }
 
-/// Adds a reference to a file object, and returns their number.
+/// Adds a reference to an object, and returns their number.
 #[unsafe(no_mangle)]
 pub extern "C" fn ObfReferenceObject(object: *mut c_void) -> isize {
     let mut table = table();
@@ -324,7 +354,7 @@ pub extern "C" fn ObfReferenceObject(object: *mut c_void) -> isize {
     *references as isize
 }
 
-/// Removes a reference to a file object, and returns their number.
+/// Removes a reference to an object, and returns their number.
 #[unsafe(no_mangle)]
 pub extern "C" fn ObfDereferenceObject(object: *mut c_void) -> isize {
     let mut table = table();
@@ -346,7 +376,7 @@ pub extern "C" fn IoGetRelatedDeviceObject(object: *mut FileObject) -> *mut Devi
     of_object(object).map_or(ptr::null_mut(), |file| file.device.object())
 }
 
-/// Returns the number of open handles and of file objects with references. Tests look for leaks with it.
+/// Returns the number of open handles and of objects with references. Tests look for leaks with it.
 #[doc(hidden)]
 pub fn open_files() -> (usize, usize) {
     let table = table();

@@ -1,18 +1,10 @@
 //! [`Handlers`]: the event handlers that a client has set on an address, called for the events of its endpoints.
 
-use std::{
-    collections::HashMap,
-    ffi::c_void,
-    mem, ptr,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{ffi::c_void, mem, ptr, sync::Mutex};
 
 use smbdirect_tdi::{
     Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
-    EndpointState, Indication, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest, RequestId,
+    EndpointState, Indication, Offer, ReceiveBuffer, ReceiveFlags, ReceiveRequest, RequestId,
     Status,
 };
 
@@ -27,7 +19,7 @@ use crate::{
         IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, Irp, Mdl, NtStatus,
         RequestData,
     },
-    mdl::Target,
+    mdl::{Receive, Target},
 };
 
 /// Events of TDI, by their numbers.
@@ -63,7 +55,7 @@ type Disconnect = unsafe extern "C" fn(
 ) -> NtStatus;
 type Error = unsafe extern "C" fn(*mut c_void, NtStatus) -> NtStatus;
 type ErrorEx = unsafe extern "C" fn(*mut c_void, NtStatus, *mut c_void) -> NtStatus;
-type Receive = unsafe extern "C" fn(
+type ReceiveHandler = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
     u32,
@@ -84,38 +76,23 @@ type ChainedReceive = unsafe extern "C" fn(
 ) -> NtStatus;
 type SendPossible = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> NtStatus;
 
-/// The client's name for a connection, and the requests that its handlers have returned for it.
+/// The client's name for a connection, and the accept that its connect handler has returned for it.
 pub(crate) struct ConnectionContext {
     value: usize,
     /// The accept that the connect handler has returned, and where it returns the address of the peer.
     accept: Mutex<Option<(Request, Returned)>>,
-    /// The receives that the receive handler has returned: that of the connection, and those of earlier connections
-    /// whose completion is still to be reported. The target comes first: it is dropped before the request completes.
-    receives: Mutex<HashMap<u64, (Target, Request)>>,
 }
-
-/// The number of the last receive that a handler has returned.
-static LAST_RECEIVE: AtomicU64 = AtomicU64::new(0);
 
 impl ConnectionContext {
     pub(crate) fn new(value: usize) -> Self {
         Self {
             value,
             accept: Mutex::new(None),
-            receives: Mutex::default(),
         }
     }
 
     const fn pointer(&self) -> *mut c_void {
         self.value as *mut c_void
-    }
-
-    /// Completes the requests that handlers have returned as cancelled, because the file was closed.
-    pub(crate) fn cancel(&self) {
-        let accept = lock(&self.accept).take();
-        let receives = mem::take(&mut *lock(&self.receives));
-        // The locks are free again when the routines of the client run.
-        drop((accept, receives));
     }
 
     /// Keeps an accept until it completes. Returns it if there is an earlier one, which has not completed yet.
@@ -203,11 +180,7 @@ unsafe fn returned(irp: *mut Irp, minor: u8) -> Option<(Request, *const IoStackL
                 .then_some(file)
                 .ok_or(Status::INVALID_DEVICE_REQUEST)
         }) {
-            Ok(file) => {
-                let request = Request::new(irp, file);
-                request.mark_pending(None);
-                Some((request, location))
-            }
+            Ok(file) => Some((Request::returned(irp, file), location)),
             Err(status) => {
                 refuse(irp, status);
                 None
@@ -289,7 +262,8 @@ impl Client<ConnectionContext> for Handlers {
 
     fn receive(&self, endpoint: &Endpoint<ConnectionContext>, indication: Indication) -> Answer {
         // SAFETY: the type is that of the event.
-        let Some((handler, event_context)) = (unsafe { self.get::<Receive>(EVENT_RECEIVE) }) else {
+        let Some((handler, event_context)) = (unsafe { self.get::<ReceiveHandler>(EVENT_RECEIVE) })
+        else {
             return Answer::NotAccepted(0);
         };
         let (data, context) = (&indication.data, endpoint.context());
@@ -319,18 +293,6 @@ impl Client<ConnectionContext> for Handlers {
         match unsafe { returned_receive(irp, endpoint) } {
             Some(request) => Answer::TakenThenReceive(taken, request),
             None => Answer::NotAccepted(taken),
-        }
-    }
-
-    fn receive_completed(
-        &self,
-        endpoint: &Endpoint<ConnectionContext>,
-        completion: ReceiveCompletion,
-    ) {
-        let posted = lock(&endpoint.context().receives).remove(&completion.id.0);
-        if let Some((target, request)) = posted {
-            drop(target);
-            request.complete((completion.status, completion.information));
         }
     }
 
@@ -426,12 +388,10 @@ unsafe fn returned_receive(
             .read();
         match Target::new((*irp).mdl_address, data.length as usize) {
             Ok(target) => {
-                let buffer = target.writer().into();
-                let id = LAST_RECEIVE.fetch_add(1, Ordering::Relaxed) + 1;
-                lock(&context.receives).insert(id, (target, request));
+                let receive = Receive(target, move |outcome| request.complete(outcome));
                 Some(ReceiveRequest {
-                    id: RequestId(id),
-                    buffer,
+                    id: RequestId(0),
+                    buffer: ReceiveBuffer::Target(Box::new(receive)),
                     flags: ReceiveFlags::from_bits_retain(data.flags),
                 })
             }

@@ -6,19 +6,22 @@
 use std::{
     collections::HashMap,
     ffi::c_void,
-    future::Future,
-    ptr,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    task::{Context, Poll, Waker},
+    mem, ptr,
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicPtr, Ordering},
+    },
+    thread::{self, ThreadId},
 };
 
 use smbdirect_tdi::Status;
 
 use crate::{
-    device::{Device, call_client, is_in_callback, runtime},
+    device::{Device, bug_check, call_client, is_in_callback, runtime},
     dispatch,
     event::KeSetEvent,
-    files::File,
+    files::{File, lock},
+    kernel::{IoAcquireCancelSpinLock, IoReleaseCancelSpinLock},
     layout::{
         DeviceObject, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, IoStatusBlock,
         Irp, KEvent, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS,
@@ -38,13 +41,66 @@ const IRP_ALLOCATED: u8 = 0x01;
 pub(crate) type Outcome = (Status, usize);
 
 /// Cancels the work of a request.
-pub(crate) type Cancel = Arc<dyn Fn() + Send + Sync>;
+pub(crate) type Cancel = Box<dyn Fn() + Send>;
 
-/// The requests that can be cancelled, by the addresses of their IRPs.
-static CANCELS: LazyLock<Mutex<HashMap<usize, Cancel>>> = LazyLock::new(Mutex::default);
+/// How far a request has got that a client has submitted.
+#[derive(Clone)]
+pub(crate) struct Progress(Arc<Mutex<Step>>);
 
-fn cancels() -> MutexGuard<'static, HashMap<usize, Cancel>> {
-    CANCELS.lock().unwrap_or_else(PoisonError::into_inner)
+enum Step {
+    /// This thread is in `IoCallDriver`. `IoCancelIrp` may have been called meanwhile.
+    Submitting { thread: ThreadId, cancelled: bool },
+    /// `IoCallDriver` returns STATUS_PENDING. The request can be cancelled once, if at all.
+    Pending(Option<Cancel>),
+    /// The request has completed within `IoCallDriver`, with this status, or later.
+    Completed(Option<Status>),
+}
+
+impl Progress {
+    fn new(step: Step) -> Self {
+        Self(Arc::new(Mutex::new(step)))
+    }
+
+    /// Ends the submission of a request that can be cancelled by `cancel`. Returns what `IoCallDriver` returns.
+    pub(crate) fn submitted(&self, cancel: Option<Cancel>) -> NtStatus {
+        let mut step = lock(&self.0);
+        let cancelled = match &*step {
+            Step::Submitting { cancelled, .. } => *cancelled,
+            Step::Completed(Some(status)) => return nt(*status),
+            _ => return nt(Status::PENDING),
+        };
+        *step = Step::Pending(cancel);
+        drop(step);
+        if cancelled {
+            self.cancel();
+        }
+        nt(Status::PENDING)
+    }
+
+    /// Cancels the request, or remembers that. Returns whether it was pending in a state in which it can be cancelled.
+    fn cancel(&self) -> bool {
+        let cancel = match &mut *lock(&self.0) {
+            Step::Submitting { cancelled, .. } => {
+                *cancelled = true;
+                None
+            }
+            Step::Pending(cancel) => cancel.take(),
+            Step::Completed(_) => None,
+        };
+        cancel.map(|cancel| cancel()).is_some()
+    }
+}
+
+/// The requests that the transport has, by the addresses of their IRPs.
+static SUBMITTED: LazyLock<Mutex<HashMap<usize, Progress>>> = LazyLock::new(Mutex::default);
+
+/// Ends the program if a client uses an IRP that the transport has, as a debugging kernel would.
+fn check_owner(function: &str, irp: *mut Irp) {
+    if lock(&SUBMITTED).contains_key(&(irp as usize)) {
+        bug_check(&format!(
+            "{function} was called with an IRP that the transport has; wait for its completion"
+        ));
+    }
 }
 
 /// Returns whether an IRP was cancelled.
@@ -111,7 +167,8 @@ pub unsafe extern "C" fn IoReuseIrp(irp: *mut Irp, status: NtStatus) {
     if irp.is_null() {
         return;
     }
-    // SAFETY: the caller promises an IRP that the transport does not have.
+    check_owner("IoReuseIrp", irp);
+    // SAFETY: the caller promises a valid IRP.
     unsafe {
         let (size, stack_count, flags) = ((*irp).size, (*irp).stack_count, (*irp).allocation_flags);
         IoInitializeIrp(irp, size, stack_count);
@@ -123,6 +180,7 @@ pub unsafe extern "C" fn IoReuseIrp(irp: *mut Irp, status: NtStatus) {
 /// Frees an IRP of [`IoAllocateIrp`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn IoFreeIrp(irp: *mut Irp) {
+    check_owner("IoFreeIrp", irp);
     // SAFETY: the caller promises an IRP of `IoAllocateIrp`, or null.
     unsafe { libc::free(irp.cast()) };
 }
@@ -166,6 +224,7 @@ pub unsafe extern "C" fn IoBuildDeviceIoControlRequest(
 /// its client gets it back as always.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn IofCallDriver(device: *mut DeviceObject, irp: *mut Irp) -> NtStatus {
+    check_owner("IoCallDriver", irp);
     // SAFETY: the caller promises a valid IRP that it owns.
     unsafe {
         if irp.is_null() || (*irp).kind != IO_TYPE_IRP {
@@ -197,24 +256,54 @@ pub(crate) unsafe fn refuse(irp: *mut Irp, status: Status) -> NtStatus {
     nt(status)
 }
 
-/// Cancels a request. Returns whether it was pending in a state in which it can be cancelled.
+/// Cancels a request. Returns whether it was pending in a state in which it can be cancelled. An IRP that the transport does
+/// not have is cancelled by the routine that its holder has set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn IoCancelIrp(irp: *mut Irp) -> u8 {
     if irp.is_null() {
         return 0;
     }
-    let mut cancels = cancels();
-    // SAFETY: the caller promises that the IRP is not freed during this call.
+    let submitted = lock(&SUBMITTED);
+    // SAFETY: the caller promises that the IRP is not freed during this call. It may belong to the client, so only its
+    // flag is written.
     unsafe { &(*irp).cancel }.store(1, Ordering::SeqCst);
-    let Some(cancel) = cancels.remove(&(irp as usize)) else {
-        return 0;
-    };
-    // SAFETY: the request had an entry, so it is pending, and cannot complete before it gets the lock. Without an entry
-    // the IRP may belong to the client, and only its flag is written.
-    unsafe { (*irp).cancel_routine = ptr::null_mut() };
-    drop(cancels);
-    cancel();
-    1
+    let progress = submitted.get(&(irp as usize)).cloned();
+    drop(submitted);
+    match progress {
+        Some(progress) => progress.cancel().into(),
+        // SAFETY: the promise is the same.
+        None => unsafe { call_cancel_routine(irp) }.into(),
+    }
+}
+
+type CancelRoutine = unsafe extern "C" fn(*mut DeviceObject, *mut Irp);
+
+/// Calls the cancel routine that a client has set on its IRP. The routine releases the cancel spin lock.
+///
+/// # Safety
+/// The IRP is valid.
+unsafe fn call_cancel_routine(irp: *mut Irp) -> bool {
+    let mut level = 0;
+    // SAFETY: the caller promises a valid IRP. IoSetCancelRoutine exchanges the field in the same way.
+    unsafe {
+        IoAcquireCancelSpinLock(&raw mut level);
+        let routine = AtomicPtr::from_ptr(&raw mut (*irp).cancel_routine);
+        let routine = routine.swap(ptr::null_mut(), Ordering::SeqCst);
+        if routine.is_null() {
+            IoReleaseCancelSpinLock(level);
+            return false;
+        }
+        (*irp).cancel_irql = level;
+        let location = (*irp).current_stack_location;
+        let device = if (*irp).current_location <= (*irp).stack_count {
+            (*location).device_object
+        } else {
+            ptr::null_mut()
+        };
+        let routine = mem::transmute::<*mut c_void, CancelRoutine>(routine);
+        routine(device, irp);
+    }
+    true
 }
 
 /// Completes an IRP whose current stack location is that of the caller, which acts as a driver.
@@ -223,6 +312,7 @@ pub unsafe extern "C" fn IofCompleteRequest(irp: *mut Irp, _priority_boost: i8) 
     if irp.is_null() {
         return;
     }
+    check_owner("IoCompleteRequest", irp);
     // SAFETY: the caller promises a valid IRP that it owns.
     unsafe {
         while (*irp).current_location <= (*irp).stack_count {
@@ -284,6 +374,7 @@ pub(crate) struct Request {
     irp: *mut Irp,
     /// The file that waits for the request before it is closed.
     file: Arc<File>,
+    progress: Progress,
     outcome: Outcome,
 }
 
@@ -291,108 +382,93 @@ pub(crate) struct Request {
 unsafe impl Send for Request {}
 
 impl Request {
-    /// Takes over an IRP whose current stack location is that of the transport.
+    /// Takes over an IRP within `IoCallDriver`.
     ///
     /// # Safety
-    /// The IRP is valid and belongs to the transport from now on.
-    pub(crate) unsafe fn new(irp: *mut Irp, file: Arc<File>) -> Self {
+    /// The IRP is valid and belongs to the transport from now on. Its current stack location is that of the transport.
+    pub(crate) unsafe fn submitted(irp: *mut Irp, file: Arc<File>) -> (Self, Progress) {
+        let progress = Progress::new(Step::Submitting {
+            thread: thread::current().id(),
+            cancelled: false,
+        });
+        // SAFETY: the promise is the same.
+        (unsafe { Self::new(irp, file, progress.clone()) }, progress)
+    }
+
+    /// Takes over an IRP that a handler has returned.
+    ///
+    /// # Safety
+    /// As [`submitted`](Self::submitted).
+    pub(crate) unsafe fn returned(irp: *mut Irp, file: Arc<File>) -> Self {
+        // SAFETY: the promise is the same.
+        unsafe { Self::new(irp, file, Progress::new(Step::Pending(None))) }
+    }
+
+    unsafe fn new(irp: *mut Irp, file: Arc<File>, progress: Progress) -> Self {
         file.request_started();
+        lock(&SUBMITTED).insert(irp as usize, progress.clone());
+        // SAFETY: the caller promises a valid IRP. It may complete at any time from now on, so it is marked here.
+        unsafe { (*(*irp).current_stack_location).control |= SL_PENDING_RETURNED };
         Self {
             irp,
             file,
+            progress,
             outcome: (Status::CANCELLED, 0),
         }
     }
 
     /// Returns the file of the request.
-    pub(crate) fn file(&self) -> &File {
+    pub(crate) const fn file(&self) -> &Arc<File> {
         &self.file
     }
 
     /// Completes the request.
-    pub(crate) fn complete(mut self, outcome: Outcome) {
-        self.outcome = outcome;
-    }
-
-    /// Marks the request as pending. It is cancelled by `cancel`, if there is one; now if `IoCancelIrp` was called since
-    /// the request was submitted.
-    pub(crate) fn mark_pending(&self, cancel: Option<Cancel>) {
-        let mut cancels = cancels();
-        // SAFETY: the IRP belongs to the transport, and its current stack location is valid.
-        unsafe { (*(*self.irp).current_stack_location).control |= SL_PENDING_RETURNED };
-        let Some(cancel) = cancel else { return };
-        // SAFETY: as above. `IoCancelIrp` sets the flag under the lock, so either it is seen here, or `IoCancelIrp` finds
-        // the entry.
-        if unsafe { is_cancelled(self.irp) } {
-            drop(cancels);
-            cancel();
-            return;
-        }
-        // SAFETY: as above. A cancel routine that is not null says that the request can be cancelled.
-        unsafe { (*self.irp).cancel_routine = IoCancelIrp as *mut c_void };
-        cancels.insert(self.irp as usize, cancel);
-    }
-
-    /// Completes the request with the result of `work`: now if the result is there, otherwise on the transport's
-    /// thread. Returns what `IoCallDriver` returns.
     ///
     /// A request that a handler or a completion routine submits never completes in the call. Otherwise a routine that
-    /// submits the next request would be called inside itself once for each result that is there.
-    pub(crate) fn run(
-        self,
-        work: impl Future<Output = Outcome> + Send + 'static,
-        cancel: Option<Cancel>,
-    ) -> NtStatus {
-        let _context = runtime().enter();
-        let mut work = Box::pin(work);
-        if !is_in_callback() {
-            let first = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            if let Poll::Ready(outcome) = first {
-                self.complete(outcome);
-                return nt(outcome.0);
-            }
+    /// submits the next request would be called inside itself, again and again.
+    pub(crate) fn complete(mut self, outcome: Outcome) {
+        self.outcome = outcome;
+        let mut step = lock(&self.progress.0);
+        if is_in_callback() && step.is_in_call() {
+            *step = Step::Pending(None);
+            drop(step);
+            runtime().spawn(async move { drop(self) });
         }
-        self.mark_pending(cancel);
-        runtime().spawn(async move {
-            let outcome = work.await;
-            self.complete(outcome);
-        });
-        nt(Status::PENDING)
+    }
+}
+
+impl Step {
+    /// Returns whether this thread is in the `IoCallDriver` that submits the request.
+    fn is_in_call(&self) -> bool {
+        matches!(self, Self::Submitting { thread, .. } if *thread == thread::current().id())
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        let mut cancels = cancels();
-        let cancel = cancels.remove(&(self.irp as usize));
         let (status, information) = self.outcome;
+        let mut step = lock(&self.progress.0);
+        let is_in_call = step.is_in_call();
+        let last = mem::replace(&mut *step, Step::Completed(is_in_call.then_some(status)));
+        drop(step);
+        drop(last);
+        lock(&SUBMITTED).remove(&(self.irp as usize));
         // SAFETY: the IRP belongs to the transport until `IofCompleteRequest` returns it to the client.
         unsafe {
-            (*self.irp).cancel_routine = ptr::null_mut();
+            if is_in_call {
+                (*(*self.irp).current_stack_location).control &= !SL_PENDING_RETURNED;
+            }
             (*self.irp).io_status = IoStatusBlock::new(nt(status), information);
+            IofCompleteRequest(self.irp, 0);
         }
-        drop(cancels);
-        drop(cancel);
-        // SAFETY: as above.
-        unsafe { IofCompleteRequest(self.irp, 0) };
         self.file.request_completed();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::{pending, poll_fn},
-        sync::mpsc,
-        thread,
-        time::Duration,
-    };
-
     use super::*;
-    use crate::{
-        event::{KeInitializeEvent, KeReadStateEvent},
-        files::{Body, ZwClose, of_handle},
-    };
+    use crate::files::{Body, ZwClose, of_handle};
 
     /// A thread cancels an IRP after its request was submitted and before it is pending.
     #[test]
@@ -401,58 +477,30 @@ mod tests {
         let handle = File::open(device, Body::ControlChannel);
         let file = of_handle(handle).unwrap();
         let irp = IoAllocateIrp(1, 0);
-        let mut event = std::mem::MaybeUninit::<KEvent>::uninit();
         let mut block = IoStatusBlock::new(1, 0);
-        // SAFETY: the IRP is new. The event and the block outlive the request, for which this waits.
-        let request = unsafe {
-            KeInitializeEvent(event.as_mut_ptr(), 0, 0);
-            (*irp).user_event = event.as_mut_ptr();
+        // SAFETY: the IRP is new. The block outlives the request, which completes here.
+        let (request, progress) = unsafe {
             (*irp).user_iosb = &raw mut block;
             (*irp).current_location -= 1;
             (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
-            Request::new(irp, file)
+            Request::submitted(irp, file)
         };
-        let (cancelled, is_cancelled) = mpsc::channel();
         let address = irp as usize;
-        let mut canceller = Some(move || {
-            // SAFETY: the request is pending until it is cancelled here.
-            unsafe { IoCancelIrp(address as *mut Irp) }
+        // SAFETY: the request is pending.
+        let cancel = || unsafe { IoCancelIrp(address as *mut Irp) };
+        thread::scope(|scope| {
+            assert_eq!(scope.spawn(cancel).join().unwrap(), 0, "it is remembered");
         });
-        let (told, is_told) = tokio::sync::oneshot::channel();
-        let told = Mutex::new(Some(told));
-        let work = async move {
-            poll_fn(|_| {
-                if let Some(canceller) = canceller.take() {
-                    let found = thread::spawn(canceller).join().unwrap();
-                    cancelled.send(found).unwrap();
-                }
-                Poll::Ready(())
-            })
-            .await;
-            if is_told.await.is_err() {
-                pending::<()>().await;
-            }
-            (Status::CANCELLED, 0)
-        };
-        let cancel = move || {
-            if let Some(told) = told.lock().unwrap().take() {
-                let _ = told.send(());
-            }
-        };
+        let request = Mutex::new(Some(request));
+        let work = Box::new(move || {
+            let request = lock(&request).take().expect("it is cancelled once");
+            request.complete((Status::CANCELLED, 7));
+        });
+        assert_eq!(progress.submitted(Some(work)), nt(Status::PENDING));
         assert_eq!(
-            request.run(work, Some(Arc::new(cancel))),
-            nt(Status::PENDING)
+            (block.status(), block.information),
+            (nt(Status::CANCELLED), 7)
         );
-        assert_eq!(is_cancelled.recv(), Ok(0));
-        // SAFETY: the event was initialized.
-        let mut is_set = || unsafe { KeReadStateEvent(event.as_mut_ptr()) } != 0;
-        let mut left = 2000;
-        while !is_set() && left > 0 {
-            thread::sleep(Duration::from_millis(5));
-            left -= 1;
-        }
-        assert!(left > 0, "the cancel is lost");
-        assert_eq!(block.status(), nt(Status::CANCELLED));
         ZwClose(handle);
     }
 }

@@ -9,6 +9,10 @@ pub type Handle = *mut c_void;
 /// A completion routine of a client.
 pub type CompletionRoutine =
     unsafe extern "C" fn(*mut DeviceObject, *mut Irp, *mut c_void) -> NtStatus;
+/// The routine of a DPC.
+pub type DeferredRoutine = unsafe extern "C" fn(*mut KDpc, *mut c_void, *mut c_void, *mut c_void);
+/// The routine of a work item or of a thread.
+pub type WorkerRoutine = unsafe extern "C" fn(*mut c_void);
 
 /// LIST_ENTRY.
 #[repr(C)]
@@ -28,6 +32,42 @@ pub struct KEvent {
     pub reserved: u8,
     pub signal_state: i32,
     pub wait_list_head: ListEntry,
+}
+
+/// KTIMER.
+#[repr(C)]
+#[derive(Debug)]
+pub struct KTimer {
+    pub header: KEvent,
+    pub due_time: u64,
+    pub timer_list_entry: ListEntry,
+    pub dpc: *mut KDpc,
+    pub processor: u32,
+    pub period: u32,
+}
+
+/// KDPC.
+#[repr(C)]
+#[derive(Debug)]
+pub struct KDpc {
+    pub kind: u8,
+    pub importance: u8,
+    pub number: u16,
+    pub dpc_list_entry: ListEntry,
+    pub deferred_routine: Option<DeferredRoutine>,
+    pub deferred_context: *mut c_void,
+    pub system_argument1: *mut c_void,
+    pub system_argument2: *mut c_void,
+    pub dpc_data: *mut c_void,
+}
+
+/// WORK_QUEUE_ITEM.
+#[repr(C)]
+#[derive(Debug)]
+pub struct WorkQueueItem {
+    pub list: ListEntry,
+    pub worker_routine: Option<WorkerRoutine>,
+    pub parameter: *mut c_void,
 }
 
 /// IO_STATUS_BLOCK. The union of the status and a pointer is as large as the pointer.

@@ -3,7 +3,7 @@
 //!
 //! The headers have Windows' names, values and layouts. This package reads a request where TDI says it is, in the
 //! IRP's stack location, and passes it to the objects of [`smbdirect_tdi`], which make all decisions of the protocol.
-//! `docs/tdi.md` describes the interface for its users.
+//! `docs/tdi-c.md` describes the interface for its users.
 //!
 //! | module | contents |
 //! |---|---|
@@ -11,7 +11,8 @@
 //! | `irp` | the life of requests: allocation, submission, completion and cancellation |
 //! | `mdl` | descriptions of the client's memory |
 //! | `event` | events that threads wait for |
-//! | `files` | handles and file objects |
+//! | `files` | handles and objects |
+//! | `kernel` | IRQL, DPCs, timers, work items and threads |
 //! | `open` | opening and closing files, and reading and writing them without an IRP |
 //! | `address` | addresses as TDI writes them |
 //! | `device` | the devices by their names, and the transport's thread |
@@ -22,7 +23,7 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 #![allow(
     clippy::missing_safety_doc,
-    reason = "the rules for callers are those of Windows, and docs/tdi.md has the exceptions"
+    reason = "the rules for callers are those of Windows, and docs/tdi-c.md has the exceptions"
 )]
 #![cfg(target_os = "linux")]
 
@@ -36,6 +37,7 @@ pub mod chained;
 pub mod event;
 pub mod files;
 pub mod irp;
+pub mod kernel;
 #[allow(missing_docs, reason = "each field is that of the header")]
 pub mod layout;
 pub mod mdl;

@@ -1,20 +1,14 @@
 //! MDLs: descriptions of the client's memory, which can be chained, and how the transport lends that memory.
 
-use std::{
-    ffi::c_void,
-    iter, ptr,
-    ptr::NonNull,
-    sync::{Arc, Mutex},
-};
+use std::{ffi::c_void, fmt, iter, ptr, ptr::NonNull, sync::Arc};
 
 use bytes::Bytes;
 use smbdirect::Message;
-use smbdirect_tdi::{ReceiveBuffer, ReceiveTarget, Status};
+use smbdirect_tdi::{ReceiveTarget, Status};
 use tokio::sync::oneshot;
 
 use crate::{
-    files::lock,
-    irp::nt,
+    irp::{Outcome, nt},
     layout::{
         Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL,
         Mdl, NtStatus,
@@ -213,19 +207,17 @@ pub(crate) unsafe fn spans(mdl: *const Mdl, length: usize) -> Result<Vec<Span>, 
     Ok(spans)
 }
 
-/// Parts of the client's memory.
+/// A place for received data, in the memory of the client's.
 #[derive(Debug)]
-struct Spans(Vec<Span>);
-
-// SAFETY: the memory belongs to the transport until the target is dropped, and then there are no parts.
-unsafe impl Send for Spans {}
-
-/// A place for received data, in the memory of the client's. When it is dropped, the memory is the client's again: its
-/// writers then write nothing.
 pub(crate) struct Target {
-    spans: Arc<Mutex<Spans>>,
+    spans: Vec<Span>,
     length: usize,
+    /// The part that is filled next, and the number of its bytes that are filled.
+    next: (usize, usize),
 }
+
+// SAFETY: the memory belongs to the transport while the target exists.
+unsafe impl Send for Target {}
 
 impl Target {
     /// Describes the first `length` bytes of a chain.
@@ -236,11 +228,11 @@ impl Target {
     /// # Errors
     /// As [`spans`].
     pub(crate) unsafe fn new(mdl: *const Mdl, length: usize) -> Result<Self, Status> {
-        // SAFETY: the promise includes that of `spans`.
-        let spans = unsafe { spans(mdl, length)? };
         Ok(Self {
-            spans: Arc::new(Mutex::new(Spans(spans))),
+            // SAFETY: the promise includes that of `spans`.
+            spans: unsafe { spans(mdl, length)? },
             length,
+            next: (0, 0),
         })
     }
 
@@ -258,49 +250,20 @@ impl Target {
             None => return Err(Status::INVALID_PARAMETER),
         };
         Ok(Self {
-            spans: Arc::new(Mutex::new(Spans(spans))),
+            spans,
             length,
+            next: (0, 0),
         })
     }
 
-    /// Returns what copies received data to this place.
-    pub(crate) fn writer(&self) -> Writer {
-        Writer {
-            spans: self.spans.clone(),
-            length: self.length,
-            next: (0, 0),
-        }
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        lock(&self.spans).0.clear();
-    }
-}
-
-/// Copies received data to a [`Target`], from its start.
-#[derive(Debug)]
-pub(crate) struct Writer {
-    spans: Arc<Mutex<Spans>>,
-    length: usize,
-    /// The part that is filled next, and the number of its bytes that are filled.
-    next: (usize, usize),
-}
-
-impl ReceiveTarget for Writer {
-    fn capacity(&self) -> usize {
-        self.length
-    }
-
-    fn put(&mut self, mut bytes: &[u8]) {
-        let spans = lock(&self.spans);
+    /// Copies bytes after those of earlier calls.
+    pub(crate) fn put(&mut self, mut bytes: &[u8]) {
         let (part, filled) = &mut self.next;
-        while let Some((start, room)) = spans.0.get(*part)
+        while let Some((start, room)) = self.spans.get(*part)
             && !bytes.is_empty()
         {
             let count = bytes.len().min(room - *filled);
-            // SAFETY: the part has `room` bytes, which belong to the transport while it is in the list.
+            // SAFETY: the part has `room` bytes, which belong to the transport while the target exists.
             unsafe {
                 let place = start.as_ptr().add(*filled);
                 place.copy_from_nonoverlapping(bytes.as_ptr(), count);
@@ -314,9 +277,29 @@ impl ReceiveTarget for Writer {
     }
 }
 
-impl From<Writer> for ReceiveBuffer {
-    fn from(writer: Writer) -> Self {
-        Self::Target(Box::new(writer))
+/// A receive: its place, and what to do with its outcome.
+pub(crate) struct Receive<F>(pub(crate) Target, pub(crate) F);
+
+impl<F: FnOnce(Outcome) + Send> ReceiveTarget for Receive<F> {
+    fn capacity(&self) -> usize {
+        self.0.length
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.put(bytes);
+    }
+
+    fn completed(self: Box<Self>, status: Status, information: usize) {
+        let Self(target, done) = *self;
+        // The memory is the client's again when the outcome is known.
+        drop(target);
+        done((status, information));
+    }
+}
+
+impl<F> fmt::Debug for Receive<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -343,6 +326,20 @@ struct Part {
 // SAFETY: the memory is only read, and the client keeps it unchanged until the request completes.
 unsafe impl Send for Part {}
 
+/// The starts of the parts that are lent, for tests.
+#[cfg(test)]
+pub(crate) static LENT: std::sync::Mutex<std::collections::BTreeSet<usize>> =
+    std::sync::Mutex::new(std::collections::BTreeSet::new());
+
+#[cfg(test)]
+impl Drop for Part {
+    fn drop(&mut self) {
+        LENT.lock()
+            .unwrap()
+            .remove(&(self.span.0.as_ptr() as usize));
+    }
+}
+
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
         let (start, length) = self.span;
@@ -365,7 +362,9 @@ pub(crate) unsafe fn lend(spans: Vec<Span>, copies: bool) -> (Message, Released)
     }
     let (sender, receiver) = oneshot::channel();
     let last = Arc::new(sender);
-    let lent = |span| {
+    let lent = |span: Span| {
+        #[cfg(test)]
+        LENT.lock().unwrap().insert(span.0.as_ptr() as usize);
         Bytes::from_owner(Part {
             span,
             _last: last.clone(),
@@ -492,22 +491,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn received_data_is_copied_until_the_target_is_dropped() {
+    fn received_data_fills_the_parts_of_a_chain() {
         let mut memory = [0_u8; 10];
         let start = memory.as_mut_ptr();
         let mut second = description(start.wrapping_add(7).cast(), 3);
         let mut first = description(start.cast(), 4);
         first.next = &raw mut second;
         // SAFETY: the chain and its memory are valid.
-        let target = unsafe { Target::new(&raw const first, 6) }.unwrap();
-        let mut writer = target.writer();
-        assert_eq!(writer.capacity(), 6);
-        writer.put(b"abc");
-        writer.put(b"de");
-        drop(target);
-        writer.put(b"f");
+        let mut target = unsafe { Target::new(&raw const first, 6) }.unwrap();
+        target.put(b"abc");
+        target.put(b"def");
+        // There is no room for more.
+        target.put(b"g");
         // SAFETY: nothing else uses the memory.
         let written = unsafe { std::slice::from_raw_parts(start, 10) };
-        assert_eq!(written, b"abcd\0\0\0e\0\0");
+        assert_eq!(written, b"abcd\0\0\0ef\0");
     }
 }

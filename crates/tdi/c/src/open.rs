@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     ptr::NonNull,
     slice,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
 };
 
 use smbdirect_tdi::{ReceiveFlags, SendFlags, Share, Status};
@@ -20,7 +20,7 @@ use crate::{
         DeviceObject, EaHeader, FileObject, Handle, IoStatusBlock, NtStatus, ObjectAttributes,
         UnicodeString,
     },
-    mdl::{Target, lend},
+    mdl::{Receive, Target, lend},
 };
 
 /// STATUS_NONEXISTENT_EA_ENTRY.
@@ -211,15 +211,17 @@ pub unsafe extern "C" fn ZwWriteFile(
         // SAFETY: the caller promises that the buffer has this length, and this call returns when it is released.
         let (message, released) = unsafe { lend(spans, copies) };
         //= TDI-SEND-32
-        let sending = endpoint.send(message, SendFlags::empty());
-        drop(endpoint);
-        wait_for(async move {
-            let completion = sending.await;
+        let _context = runtime().enter();
+        let (sender, outcome) = mpsc::channel();
+        // A send that was not submitted completes, too.
+        let _ = endpoint.send_then(message, SendFlags::empty(), move |completion| async move {
             let outcome = (completion.status, completion.information);
             drop(completion);
             released.wait().await;
-            outcome
-        })
+            let _ = sender.send(outcome);
+        });
+        drop(endpoint);
+        outcome.recv().map_err(|_| Status::CANCELLED)
     };
     // SAFETY: the caller promises that the status block is null or valid.
     unsafe { finish(status_block, write()) }
@@ -243,13 +245,14 @@ pub unsafe extern "C" fn ZwReadFile(
         // SAFETY: the caller promises that the buffer has this length, and this call returns after it was filled.
         let target = unsafe { Target::of(buffer.cast(), length as usize)? };
         //= TDI-RECV-09
-        let receiving = endpoint.receive_into(target.writer().into(), ReceiveFlags::NORMAL);
+        let (sender, outcome) = mpsc::channel();
+        let receive = Receive(target, move |outcome| {
+            let _ = sender.send(outcome);
+        });
+        // A receive that was not submitted completes, too.
+        let _ = endpoint.receive_into(Box::new(receive), ReceiveFlags::NORMAL);
         drop(endpoint);
-        wait_for(async move {
-            let completion = receiving.await;
-            drop(target);
-            (completion.status, completion.information)
-        })
+        outcome.recv().map_err(|_| Status::CANCELLED)
     };
     // SAFETY: the caller promises that the status block is null or valid.
     unsafe { finish(status_block, read()) }

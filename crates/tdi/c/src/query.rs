@@ -18,14 +18,25 @@ pub(crate) const NOT_IMPLEMENTED: Status = Status(0xC000_0002);
 /// [`NOT_IMPLEMENTED`]: the transport has no such information.
 pub(crate) fn answer(device: &Device, file: &File, query: i32) -> Result<Vec<u8>, Status> {
     match query {
-        QUERY_PROVIDER_INFO => Ok(provider(&device.transport.info())),
+        QUERY_PROVIDER_INFO => {
+            let mut info = device.transport.info();
+            // A connection cannot send more than its peer reassembles.
+            if let Ok(largest) = file.endpoint().and_then(|endpoint| endpoint.max_tsdu()) {
+                //= TDI-SEND-23
+                info.max_send_size = largest;
+            }
+            Ok(provider(&info))
+        }
         QUERY_PROVIDER_STATISTICS => Ok(statistics(&device.transport.statistics())),
         QUERY_CONNECTION_INFO => Ok(connection(&file.endpoint()?.query_connection()?)),
         QUERY_ADDRESS_INFO => {
-            let (opened, _) = file.address()?;
+            let local = match file.endpoint() {
+                Ok(endpoint) => endpoint.local_addr()?,
+                Err(_) => file.address()?.0.local_addr(),
+            };
             // ActivityCount, and the address.
             let mut bytes = 1_u32.to_ne_bytes().to_vec();
-            bytes.extend(address::format(opened.local_addr()));
+            bytes.extend(address::format(local));
             Ok(bytes)
         }
         _ => Err(NOT_IMPLEMENTED),

@@ -27,7 +27,7 @@ use common::{available, check_with_driver_kit, compile, libraries, options, sour
 /// Longest time for a program, under valgrind too.
 const TIME_LIMIT: Duration = Duration::from_secs(100);
 /// The clients that run.
-const CLIENTS: [&str; 10] = [
+const CLIENTS: [&str; 11] = [
     "sends",
     "requests",
     "events",
@@ -38,6 +38,7 @@ const CLIENTS: [&str; 10] = [
     "addresses",
     "receives",
     "listens",
+    "kernel",
 ];
 const DEVICES: [&str; 2] = ["loopback", "iwarp"];
 const VALGRIND: [&str; 6] = [
@@ -276,6 +277,11 @@ fn requests_of_handlers_complete_once() {
     run_all("returned");
 }
 
+#[test]
+fn parts_of_the_kernel_work() {
+    run_all("kernel");
+}
+
 //= TDI-SEND-25 test
 #[test]
 fn memory_is_described_and_returned() {
@@ -380,6 +386,56 @@ fn threads_make_and_cancel_requests_concurrently() {
     }
 }
 
+//= TDI-RECV-06 test
+//= TDI-RECV-08 test
+//= TDI-RECV-10 test
+//= TDI-DISC-08 test
+//= TDI-DISC-09 test
+//= TDI-CLOSE-01 test
+//= TDI-CLOSE-02 test
+#[test]
+fn everything_comes_in_one_order_and_nothing_after_the_end() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let clients = source().join("tests/c").display().to_string();
+    let program = build(folder.path(), "tests/stress/order.c", &["-I", &clients]);
+    for device in ["loopback", "iwarp", "roce"] {
+        run(&[], &program, device);
+    }
+}
+
+#[test]
+fn misuse_that_a_debugging_kernel_stops_ends_with_a_sentence() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let clients = source().join("tests/c").display().to_string();
+    let program = build(folder.path(), "tests/stress/misuse.c", &["-I", &clients]);
+    for misuse in [
+        "IoCallDriver",
+        "IoFreeIrp",
+        "IoReuseIrp",
+        "IoCompleteRequest",
+        "KeLowerIrql",
+        "KeRaiseIrql",
+        "KeWaitForSingleObject",
+        "assertion failed",
+    ] {
+        let output = Command::new(&program)
+            .args(["loopback", misuse])
+            .env("LD_LIBRARY_PATH", libraries())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code().is_none(), "{misuse}: {text}");
+        assert_eq!(text.lines().count(), 1, "{misuse}: {text}");
+        assert!(text.contains(misuse), "{misuse}: {text}");
+    }
+}
+
 /// Returns a port of this machine that no program uses.
 fn free_port() -> String {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -408,7 +464,7 @@ fn each_flag_works_between_c_and_rust() {
         .unwrap();
     let text = String::from_utf8(client.stdout).unwrap();
     assert!(client.status.success(), "{text}");
-    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
+    let page = fs::read_to_string(source().join("../../../docs/tdi-c.md")).unwrap();
     assert!(page.contains(&format!("```text\n{text}```\n")), "{text}");
 }
 
@@ -471,7 +527,7 @@ fn examples_work_with_each_other() {
 /// The page shows the client that `examples_work_with_each_other` runs.
 #[test]
 fn client_of_the_documentation_is_the_example() {
-    let page = fs::read_to_string(source().join("../../../docs/tdi.md")).unwrap();
+    let page = fs::read_to_string(source().join("../../../docs/tdi-c.md")).unwrap();
     let client = fs::read_to_string(source().join("examples/hello.c")).unwrap();
     assert!(page.contains(&format!("```c\n{client}```\n")));
     assert!(client.lines().count() <= 60);
@@ -504,7 +560,7 @@ fn numbers(list: &str) -> Vec<usize> {
 #[test]
 fn table_of_the_documentation_has_every_sentence_and_its_tests() {
     let root = source().join("../../..");
-    let page = fs::read_to_string(root.join("docs/tdi.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/tdi-tests.md")).unwrap();
     let specification = fs::read_to_string(root.join("specs/tdi.toml")).unwrap();
     let clients = sources(&source().join("tests/c"), "c");
     let devices = sources(&source().join("src"), "rs");

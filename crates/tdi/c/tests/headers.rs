@@ -224,6 +224,30 @@ fn structures_in_rust_are_those_of_the_headers() {
     );
     compare!(
         layouts,
+        "KTIMER",
+        KTimer,
+        header = "Header",
+        dpc = "Dpc",
+        period = "Period"
+    );
+    compare!(
+        layouts,
+        "KDPC",
+        KDpc,
+        deferred_routine = "DeferredRoutine",
+        deferred_context = "DeferredContext",
+        system_argument1 = "SystemArgument1",
+        system_argument2 = "SystemArgument2"
+    );
+    compare!(
+        layouts,
+        "WORK_QUEUE_ITEM",
+        WorkQueueItem,
+        worker_routine = "WorkerRoutine",
+        parameter = "Parameter"
+    );
+    compare!(
+        layouts,
         "IO_STATUS_BLOCK",
         IoStatusBlock,
         status = "Status",
@@ -348,9 +372,9 @@ fn each_header_compiles_by_itself() {
     }
 }
 
-/// Returns the functions that the headers declare, and the variable.
+/// Returns the functions that the headers declare, and the variables.
 fn declared() -> BTreeSet<String> {
-    let mut names = BTreeSet::from(["IoFileObjectType".to_owned()]);
+    let mut names = BTreeSet::from(["IoFileObjectType", "PsThreadType"].map(str::to_owned));
     for header in HEADERS {
         let text = fs::read_to_string(source().join("include").join(header)).unwrap();
         for rest in text.split(" NTAPI ").skip(1) {

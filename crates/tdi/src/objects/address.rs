@@ -130,18 +130,12 @@ impl<C: EndpointContext> AddressShared<C> {
         self.lock().endpoints.push(endpoint);
     }
 
-    pub(crate) fn remove_endpoint(&self, endpoint: &Weak<EndpointShared<C>>) {
-        let is_other = |known: &Weak<_>| !Weak::ptr_eq(known, endpoint);
-        self.lock().endpoints.retain(is_other);
-    }
-
-    /// Removes the endpoints that are closed, and their listens.
-    pub(crate) fn remove_closed_endpoints(&self) {
+    /// Removes an endpoint and its listens.
+    pub(crate) fn remove_endpoint(&self, endpoint: &EndpointShared<C>) {
+        let is_other = |known: &Weak<_>| !std::ptr::eq(known.as_ptr(), endpoint);
         let mut state = self.lock();
-        state.endpoints.retain(|known| known.strong_count() > 0);
-        state
-            .listens
-            .retain(|listen| listen.endpoint.strong_count() > 0);
+        state.endpoints.retain(is_other);
+        state.listens.retain(|listen| is_other(&listen.endpoint));
     }
 
     /// Adds a listen after those that are pending.

@@ -1,6 +1,11 @@
 //! The requests of an [`Endpoint`] for data: sends, receives and queries.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    task::{Context, Waker},
+    time::Instant,
+};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{Connection, Message, Token};
@@ -12,9 +17,10 @@ use super::{
 };
 use crate::{
     protocol::{
-        ConnectionInfo, ReceiveBuffer, ReceiveFlags, RequestId, SendFlags, SendRequest, Status,
+        ConnectionInfo, ReceiveFlags, ReceiveTarget, RequestId, SendCompletion, SendFlags,
+        SendRequest, Status,
     },
-    session::{Receiving, Sending, now},
+    session::{Receiving, Routine, Sending, Submitted, now},
 };
 
 /// Options of a send other than its flags.
@@ -67,6 +73,40 @@ impl<C: EndpointContext> Endpoint<C> {
             }
             Err(status) => Sending::refused(status, request.buffer),
         }
+    }
+
+    /// Submits a [`send`](Self::send) whose completion calls `routine`, in order with the other completions and the events
+    /// of this connection. The next of them waits until the future that `routine` returns has resolved. Must be called
+    /// within a tokio runtime.
+    ///
+    /// # Errors
+    /// The endpoint is not connected, and the routine was called with this status.
+    pub fn send_then<R: Future<Output = ()> + Send + 'static>(
+        &self,
+        buffer: impl Into<Message>,
+        flags: SendFlags,
+        routine: impl FnOnce(SendCompletion) -> R + Send + 'static,
+    ) -> Result<Submitted, Status> {
+        let request = request(buffer.into(), flags, SendOptions::default());
+        let routine = Routine(Box::new(move |completion| Box::pin(routine(completion))));
+        let (status, request, routine) = match self.sending_session() {
+            Ok(session) => match session.sends.submit_then(now(), request, routine) {
+                Ok(id) => return Ok(Submitted::send(session.sends.clone(), id)),
+                Err(refused) => (Status::INVALID_CONNECTION, refused.0, refused.1),
+            },
+            Err(status) => (status, request, routine),
+        };
+        let mut returning = routine.0(SendCompletion {
+            id: RequestId(0),
+            status,
+            information: 0,
+            buffer: request.buffer,
+        });
+        let context = &mut Context::from_waker(Waker::noop());
+        if returning.as_mut().poll(context).is_pending() {
+            tokio::spawn(returning);
+        }
+        Err(status)
     }
 
     /// Sends a copy of `data` as a normal TSDU or as the end of one.
@@ -170,19 +210,35 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   time. A later receive completes with [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) once all data
     ///   that had arrived was received.
     pub fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> Receiving {
-        self.receive_into(ReceiveBuffer::Bytes(buffer), flags)
-    }
-
-    /// Submits a [`receive`](Self::receive) into memory that can be other than a [`BytesMut`].
-    pub fn receive_into(&self, buffer: ReceiveBuffer, flags: ReceiveFlags) -> Receiving {
         match self.receiving_session() {
             Some(session) => {
                 let pending = session.receives.receive(buffer, flags);
                 Receiving::waiting(session.receives.clone(), pending)
             }
             //= TDI-RECV-03
-            None => Receiving::refused(Status::INVALID_CONNECTION, buffer.into_bytes()),
+            None => Receiving::refused(Status::INVALID_CONNECTION, buffer),
         }
+    }
+
+    /// Submits a [`receive`](Self::receive) into memory that is not a [`BytesMut`]. It completes at its target, in order
+    /// with the other completions and the events of this connection.
+    ///
+    /// # Errors
+    /// There is no connection to receive from, and the target was told this status.
+    pub fn receive_into(
+        &self,
+        target: Box<dyn ReceiveTarget>,
+        flags: ReceiveFlags,
+    ) -> Result<Submitted, Status> {
+        let refused = match self.receiving_session() {
+            Some(session) => match session.receives.receive_into(target, flags) {
+                Ok(id) => return Ok(Submitted::receive(session.receives.clone(), id)),
+                Err(target) => target,
+            },
+            None => target,
+        };
+        refused.completed(Status::INVALID_CONNECTION, 0);
+        Err(Status::INVALID_CONNECTION)
     }
 
     /// Submits a [`receive`](Self::receive) of normal data.
@@ -228,6 +284,20 @@ impl<C: EndpointContext> Endpoint<C> {
             }
             _ => Err(Status::INVALID_CONNECTION),
         }
+    }
+
+    /// Returns the local address: that of the connection if there is one, otherwise that of the associated address.
+    ///
+    /// # Errors
+    /// [`ADDRESS_NOT_ASSOCIATED`](Status::ADDRESS_NOT_ASSOCIATED): there is neither.
+    pub fn local_addr(&self) -> Result<SocketAddr, Status> {
+        if let Ok(session) = self.sending_session() {
+            return Ok(session.connection.local_addr());
+        }
+        let address = self.lock().address.clone();
+        address.map_or(Err(Status::ADDRESS_NOT_ASSOCIATED), |address| {
+            Ok(address.local_addr)
+        })
     }
 
     /// Returns the SMB Direct connection, to register memory and to read and write the peer's

@@ -24,7 +24,7 @@ use crate::{
     protocol::{
         Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, Request, Status,
     },
-    session::{Called, OnCompletion, Session, SessionOwner},
+    session::{Called, Completer, OnCompletion, Session, SessionOwner},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -84,17 +84,22 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
-    pub(super) fn abort(&self) -> Result<(), Status> {
-        self.abort_if(|state| state.check(Request::Abort))
+    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if there is something to abort.
+    pub(super) fn abort(&self) {
+        let _ = self.abort_if(|state| state.check(Request::Abort), Completer::Nobody);
     }
 
-    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if `check` allows it in the present state.
+    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if `check` allows it in the present state. `completer` is told
+    /// after everything that was pending has completed.
     pub(super) fn abort_if(
         &self,
         check: impl FnOnce(EndpointState) -> Result<(), Status>,
-    ) -> Result<(), Status> {
+        completer: Completer,
+    ) -> Result<(), (Status, Completer)> {
         let mut state = self.lock();
-        check(state.phase.state())?;
+        if let Err(status) = check(state.phase.state()) {
+            return Err((status, completer));
+        }
         //= TDI-DISC-07
         let phase = std::mem::replace(&mut state.phase, Phase::Associated);
         let (session, address) = (state.session.clone(), state.address.clone());
@@ -108,8 +113,9 @@ impl<C: EndpointContext> Endpoint<C> {
         if matches!(phase, Phase::Connected | Phase::Releasing)
             && let Some(session) = session
         {
-            session.abort(Status::LOCAL_DISCONNECT);
+            session.abort(Status::LOCAL_DISCONNECT, completer);
             self.shared.report_end(&session, &Cause::LocalDisconnect);
+            return Ok(());
         }
         if matches!(phase, Phase::Offered(..)) {
             self.shared
@@ -117,7 +123,14 @@ impl<C: EndpointContext> Endpoint<C> {
                 .count(|counters| counters.cancelled_connections += 1);
         }
         phase.cancel(Status::CANCELLED);
+        completer.complete(Ok(()));
         Ok(())
+    }
+
+    /// Closes the endpoint as the drop of its last handle does: the connection is aborted and pending requests are
+    /// cancelled. Further requests find an endpoint that is not associated.
+    pub fn close(&self) {
+        self.shared.close();
     }
 
     /// Calls a handler of the address's client when no other handler of this endpoint runs.
@@ -148,7 +161,7 @@ impl<C: EndpointContext> Endpoint<C> {
         if called.is_err() {
             warn!("a handler panicked");
             // If the connection was established meanwhile, it ends.
-            let _ = self.abort();
+            self.abort();
         }
     }
 }
@@ -183,13 +196,29 @@ impl<C: EndpointContext> EndpointShared<C> {
         address.and_then(|address| address.client())
     }
 
+    /// Aborts the connection and cancels pending requests.
+    fn close(&self) {
+        let mut state = self.lock();
+        let phase = std::mem::replace(&mut state.phase, Phase::Idle);
+        let (session, address) = (state.session.take(), state.address.take());
+        drop(state);
+        if let Some(session) = session {
+            //= TDI-CLOSE-01
+            session.abort(Status::CANCELLED, Completer::Nobody);
+            if matches!(phase, Phase::Connected | Phase::Releasing) {
+                self.report_end(&session, &Cause::LocalDisconnect);
+            }
+        }
+        phase.cancel(Status::CANCELLED);
+        if let Some(address) = address {
+            address.remove_endpoint(self);
+        }
+    }
+
     /// Counts the end of a connection, and reports it to the futures that wait for it.
     fn report_end(&self, session: &Session, cause: &Cause) {
         self.device.session_ended(session, cause);
-        self.ended.send_modify(|(count, last)| {
-            *count += 1;
-            *last = Some(cause.clone());
-        });
+        self.session_ended(cause);
     }
 }
 
@@ -198,16 +227,23 @@ impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
         self.device.settings.receive.lendable
     }
 
-    /// Makes the endpoint ready for another connection, unless it has one already.
-    fn session_ended(&self, session: &Arc<Session>, cause: &Cause) {
+    fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool {
         let mut state = self.lock();
         if !state.is_on(session) || !matches!(state.phase, Phase::Connected | Phase::Releasing) {
-            return;
+            return false;
         }
         //= TDI-CONN-10
         state.phase = Phase::Associated;
         drop(state);
-        self.report_end(session, cause);
+        self.device.session_ended(session, cause);
+        true
+    }
+
+    fn session_ended(&self, cause: &Cause) {
+        self.ended.send_modify(|(count, last)| {
+            *count += 1;
+            *last = Some(cause.clone());
+        });
     }
 
     fn takes_chained(self: Arc<Self>) -> Called<bool> {
@@ -259,24 +295,9 @@ fn completes_at<C: EndpointContext>(
     })
 }
 
-/// Aborts the connection and cancels pending requests, because the last handle was dropped.
 impl<C: EndpointContext> Drop for EndpointShared<C> {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let phase = std::mem::replace(&mut state.phase, Phase::Idle);
-        let (session, address) = (state.session.take(), state.address.take());
-        if let Some(session) = session {
-            let was_connected = matches!(phase, Phase::Connected | Phase::Releasing);
-            //= TDI-CLOSE-01
-            session.abort(Status::CANCELLED);
-            if was_connected {
-                self.report_end(&session, &Cause::LocalDisconnect);
-            }
-        }
-        phase.cancel(Status::CANCELLED);
-        if let Some(address) = address {
-            address.remove_closed_endpoints();
-        }
+        self.close();
         self.device.endpoint_closed();
     }
 }

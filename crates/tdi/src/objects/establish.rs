@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, EndpointState, Status},
-    session::{Requested, Session, Task, complete, requested},
+    session::{Requested, Session, Task, requested},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -55,7 +55,7 @@ impl<C: EndpointContext> Endpoint<C> {
             let timer = tokio::spawn(expiring.in_current_span());
             state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
             drop(state);
-            complete(Some(completer), Ok(()));
+            completer.complete(Ok(()));
             return None;
         }
         let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
@@ -153,7 +153,9 @@ impl<C: EndpointContext> Endpoint<C> {
                 state.phase = Phase::Connected;
                 state.established += 1;
                 drop(state);
-                drop(last);
+                if let Some(last) = last {
+                    last.receives.abandon();
+                }
                 Ok(session)
             }
             Err(status) => {
@@ -179,7 +181,7 @@ impl<C: EndpointContext> Endpoint<C> {
             Err(status) => (None, Err(status)),
         };
         device.count(|counters| counters.add_connect(result));
-        complete(Some(completer), result);
+        completer.complete(result);
         if let Some(acceptor) = acceptor {
             let called = self.call_client(acceptor, |client| client.accept_completed(self, result));
             self.abort_after_panic(called);

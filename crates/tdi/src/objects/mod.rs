@@ -19,6 +19,7 @@ pub use device::TransportSettings;
 #[cfg(test)]
 pub(crate) use pair::Pair;
 pub use port::Share;
+pub use requests::Operation;
 pub use transport::Transport;
 pub(crate) use types::EndpointShared;
 pub use types::{Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer};

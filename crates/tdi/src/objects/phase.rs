@@ -7,7 +7,7 @@ use tokio::task::AbortHandle;
 
 use crate::{
     protocol::{EndpointState, Status},
-    session::{Completer, complete},
+    session::Completer,
 };
 
 /// The state of an endpoint, with the data of that state; see [`EndpointState`].
@@ -73,9 +73,9 @@ impl Phase {
                 if let Some(task) = attempt.task {
                     task.abort();
                 }
-                complete(Some(attempt.completer), Err(status));
+                attempt.completer.complete(Err(status));
             }
-            Self::Listening(completer) => complete(Some(completer), Err(status)),
+            Self::Listening(completer) => completer.complete(Err(status)),
             // Dropping an offer refuses the peer.
             _ => {}
         }

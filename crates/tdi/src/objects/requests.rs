@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, EndpointState, Request, Status},
-    session::{Requested, complete, done, now, requested},
+    session::{Completer, Requested, now, requested},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -51,7 +51,7 @@ impl<C: EndpointContext> Endpoint<C> {
         state.phase = Phase::Idle;
         drop(state);
         if let Some(address) = address {
-            address.remove_endpoint(&self.downgrade());
+            address.remove_endpoint(&self.shared);
         }
         if let Some(session) = session {
             session.receives.close(Status::CANCELLED);
@@ -78,17 +78,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - The status of the table at [`EndpointState`](crate::EndpointState), if the state does
     ///   not allow a connect.
     pub fn connect(&self, remote: SocketAddr, timeout: Option<Duration>) -> Requested {
-        let mut state = self.lock();
-        if let Err(status) = may_begin(&state, Request::Connect) {
-            return done(Err(status));
-        }
-        let (completer, requested) = requested();
-        let attempt = state.begin();
-        let limit = timeout.unwrap_or(self.shared.device.settings.connect_timeout);
-        let work = connect(self.downgrade(), attempt, remote, limit);
-        let task = tokio::spawn(work).abort_handle();
-        state.phase = Phase::Connecting(Attempt::new(completer, task));
-        requested
+        self.request(Operation::Connect { remote, timeout })
     }
 
     /// Submits TDI_LISTEN: waits for a peer and accepts it. The listen completes when the
@@ -112,7 +102,10 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   not allow a listen.
     pub fn listen(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-01
-        self.submit_listen(remote, false)
+        self.request(Operation::Listen {
+            remote,
+            query_accept: false,
+        })
     }
 
     /// Submits TDI_LISTEN with TDI_QUERY_ACCEPT: waits for the offer of a peer, without accepting
@@ -127,26 +120,10 @@ impl<C: EndpointContext> Endpoint<C> {
     /// The same as those of [`listen`](Self::listen).
     pub fn listen_and_query(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-02
-        self.submit_listen(remote, true)
-    }
-
-    fn submit_listen(&self, remote: Option<IpAddr>, query_accept: bool) -> Requested {
-        let (completer, requested) = requested();
-        let mut state = self.lock();
-        if let Err(status) = may_begin(&state, Request::Listen) {
-            return done(Err(status));
-        }
-        let attempt = state.begin();
-        state.phase = Phase::Listening(completer);
-        let address = state.address.clone().expect("it is associated");
-        drop(state);
-        address.listen(PendingListen {
-            endpoint: self.downgrade(),
-            attempt,
+        self.request(Operation::Listen {
             remote,
-            query_accept,
-        });
-        requested
+            query_accept: true,
+        })
     }
 
     /// Submits TDI_ACCEPT: accepts the offer of [`listen_and_query`](Self::listen_and_query). It
@@ -160,26 +137,14 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - The status of the table at [`EndpointState`](crate::EndpointState), if there is no
     ///   offer.
     pub fn accept(&self) -> Requested {
-        let mut state = self.lock();
-        if let Err(status) = state.phase.state().check(Request::Accept) {
-            return done(Err(status));
-        }
-        let (completer, requested) = requested();
-        let attempt = state.begin();
-        let Phase::Offered(incoming, _timer) =
-            std::mem::replace(&mut state.phase, Phase::Associated)
-        else {
-            unreachable!("the state was just checked to be `Offered`")
-        };
-        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
-        state.phase = Phase::Accepting(Attempt::new(completer, task));
-        requested
+        self.request(Operation::Accept)
     }
 
     /// Submits TDI_DISCONNECT.
     ///
     /// Without a flag, or with [`ABORT`](DisconnectFlags::ABORT), it disconnects immediately:
-    /// pending requests are cancelled, an offer is refused, and no more events are indicated.
+    /// pending requests are cancelled, an offer is refused, and no more events are indicated. It completes after the
+    /// requests that it cancels, and after a handler that is running has returned.
     ///
     /// With [`RELEASE`](DisconnectFlags::RELEASE), it disconnects when the TSDUs of all earlier sends
     /// have been sent. Data is received as before until then. SMB Direct cannot close one direction
@@ -197,17 +162,120 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - The status of the table at [`EndpointState`](crate::EndpointState), if the state does
     ///   not allow a disconnect.
     pub fn disconnect(&self, flags: DisconnectFlags, timeout: Option<Duration>) -> Requested {
+        self.request(Operation::Disconnect { flags, timeout })
+    }
+
+    fn request(&self, operation: Operation) -> Requested {
+        let (completer, requested) = requested();
+        self.submit(operation, completer);
+        requested
+    }
+
+    /// Submits the request that `operation` describes, as the method with its name does. `routine` is called once, with
+    /// its result: within this call if that is known at once, otherwise on the task that has it, before any event that
+    /// comes after it. It must not panic.
+    pub fn request_then(
+        &self,
+        operation: Operation,
+        routine: impl FnOnce(Result<(), Status>) + Send + 'static,
+    ) {
+        self.submit(operation, Completer::Routine(Box::new(routine)));
+    }
+
+    fn submit(&self, operation: Operation, completer: Completer) {
+        let submitted = match operation {
+            Operation::Connect { remote, timeout } => {
+                self.submit_connect(remote, timeout, completer)
+            }
+            Operation::Listen {
+                remote,
+                query_accept,
+            } => self.submit_listen(remote, query_accept, completer),
+            Operation::Accept => self.submit_accept(completer),
+            Operation::Disconnect { flags, timeout } => {
+                self.submit_disconnect(flags, timeout, completer)
+            }
+        };
+        // The endpoint is not locked any more.
+        if let Err((status, completer)) = submitted {
+            completer.complete(Err(status));
+        }
+    }
+
+    fn submit_connect(
+        &self,
+        remote: SocketAddr,
+        timeout: Option<Duration>,
+        completer: Completer,
+    ) -> Result<(), Refused> {
+        let mut state = self.lock();
+        if let Err(status) = may_begin(&state, Request::Connect) {
+            return Err((status, completer));
+        }
+        let attempt = state.begin();
+        let limit = timeout.unwrap_or(self.shared.device.settings.connect_timeout);
+        let work = connect(self.downgrade(), attempt, remote, limit);
+        let task = tokio::spawn(work).abort_handle();
+        state.phase = Phase::Connecting(Attempt::new(completer, task));
+        Ok(())
+    }
+
+    fn submit_listen(
+        &self,
+        remote: Option<IpAddr>,
+        query_accept: bool,
+        completer: Completer,
+    ) -> Result<(), Refused> {
+        let mut state = self.lock();
+        if let Err(status) = may_begin(&state, Request::Listen) {
+            return Err((status, completer));
+        }
+        let attempt = state.begin();
+        state.phase = Phase::Listening(completer);
+        let address = state.address.clone().expect("it is associated");
+        drop(state);
+        address.listen(PendingListen {
+            endpoint: self.downgrade(),
+            attempt,
+            remote,
+            query_accept,
+        });
+        Ok(())
+    }
+
+    fn submit_accept(&self, completer: Completer) -> Result<(), Refused> {
+        let mut state = self.lock();
+        if let Err(status) = state.phase.state().check(Request::Accept) {
+            return Err((status, completer));
+        }
+        let attempt = state.begin();
+        let Phase::Offered(incoming, _timer) =
+            std::mem::replace(&mut state.phase, Phase::Associated)
+        else {
+            unreachable!("the state was just checked to be `Offered`")
+        };
+        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
+        state.phase = Phase::Accepting(Attempt::new(completer, task));
+        Ok(())
+    }
+
+    fn submit_disconnect(
+        &self,
+        flags: DisconnectFlags,
+        timeout: Option<Duration>,
+        completer: Completer,
+    ) -> Result<(), Refused> {
         //= TDI-DISC-01
         if !flags.is_one_choice() || !DisconnectFlags::all().contains(flags) {
-            return done(Err(Status::INVALID_PARAMETER));
+            return Err((Status::INVALID_PARAMETER, completer));
         }
         if flags.contains(DisconnectFlags::WAIT) {
-            return done(Err(Status::NOT_SUPPORTED));
+            return Err((Status::NOT_SUPPORTED, completer));
         }
         if flags.contains(DisconnectFlags::RELEASE) {
-            self.release(timeout)
+            self.release(timeout, completer)
         } else {
-            done(self.abort())
+            self.abort_if(|state| state.check(Request::Abort), completer)
         }
     }
 
@@ -215,37 +283,33 @@ impl<C: EndpointContext> Endpoint<C> {
     /// Returns false and changes nothing if no such request is pending, for example because it has just
     /// completed.
     pub fn cancel(&self) -> bool {
-        let cancelled = self.abort_if(|state| match state {
+        let is_pending = |state| match state {
             EndpointState::Connecting | EndpointState::Listening | EndpointState::Accepting => {
                 Ok(())
             }
             _ => Err(Status::INVALID_DEVICE_STATE),
-        });
-        cancelled.is_ok()
+        };
+        self.abort_if(is_pending, Completer::Nobody).is_ok()
     }
 
-    fn release(&self, timeout: Option<Duration>) -> Requested {
+    fn release(&self, timeout: Option<Duration>, completer: Completer) -> Result<(), Refused> {
         let state = self.lock();
         if let Err(status) = state.phase.state().check(Request::Release) {
-            return done(Err(status));
+            return Err((status, completer));
         }
         let session = match (&state.phase, &state.session) {
             (Phase::Connected, Some(session)) => session.clone(),
             _ => {
                 drop(state);
-                return done(self.abort());
+                return self.abort_if(|state| state.check(Request::Abort), completer);
             }
         };
         drop(state);
-        let (completer, requested) = requested();
         let deadline = timeout.and_then(|timeout| now().checked_add(timeout));
         //= TDI-DISC-03
-        if let Err((status, completer)) = session.release(deadline, completer) {
-            complete(Some(completer), Err(status));
-            return requested;
-        }
+        session.release(deadline, completer)?;
         self.lock().enter_releasing(&session);
-        requested
+        Ok(())
     }
 
     /// Waits until the connection has ended, by this end or by the peer, and returns why. It is the
@@ -260,6 +324,37 @@ impl<C: EndpointContext> Endpoint<C> {
         let seen = ended.wait_for(|(count, _)| *count >= established).await;
         seen.ok().and_then(|seen| seen.1.clone())
     }
+}
+
+/// A request that was refused: the status, and whom to tell.
+type Refused = (Status, Completer);
+
+/// A request of [`Endpoint::request_then`]. The method that each variant names describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// [`Endpoint::connect`].
+    Connect {
+        /// The address of the peer.
+        remote: SocketAddr,
+        /// The time-out; `None` is that of the transport.
+        timeout: Option<Duration>,
+    },
+    /// [`Endpoint::listen`], or [`Endpoint::listen_and_query`].
+    Listen {
+        /// The only host whose peers are accepted; `None` accepts all.
+        remote: Option<IpAddr>,
+        /// Whether the listen completes with the offer.
+        query_accept: bool,
+    },
+    /// [`Endpoint::accept`].
+    Accept,
+    /// [`Endpoint::disconnect`].
+    Disconnect {
+        /// The kind of disconnect.
+        flags: DisconnectFlags,
+        /// The time-out of a release; `None` means no limit.
+        timeout: Option<Duration>,
+    },
 }
 
 /// Checks whether the state and the address allow a connect or a listen.
@@ -287,7 +382,7 @@ mod tests {
         let pair = Pair::apart().await;
         pair.connect().await;
         let old = pair.here.sending_session().unwrap();
-        pair.here.abort().unwrap();
+        pair.here.abort();
         pair.here.lock().enter_releasing(&old);
         assert_eq!(pair.here.state(), EndpointState::Associated);
         assert!(pair.there.disconnected().await.is_some());

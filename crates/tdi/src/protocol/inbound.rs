@@ -23,13 +23,15 @@ use std::{
     task::Waker,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use smbdirect::{Message, Token};
 
 use super::{
     chained::{self, ChainedTsdu, Loan, Loans},
     flags::ReceiveFlags,
-    receive::{Answer, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings},
+    receive::{
+        Answer, ReceiveBuffer, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings,
+    },
     request::RequestId,
     status::Status,
     tsdu::{Handler, Posted, Tsdu},
@@ -191,6 +193,11 @@ impl Inbound {
     /// data is indicated. Returns whether that changed.
     pub const fn set_taken_whole(&mut self, taken_whole: bool) -> bool {
         std::mem::replace(&mut self.taken_whole, taken_whole) != taken_whole
+    }
+
+    /// Returns whether a stream takes whole TSDUs.
+    pub(crate) const fn is_taken_whole(&self) -> bool {
+        self.taken_whole
     }
 
     /// Takes the bytes of the first TSDU that were not taken yet, if the TSDU is complete and no receive is
@@ -512,12 +519,17 @@ impl Inbound {
             request: ReceiveRequest { id, buffer, .. },
             placed,
         } = posted;
+        let (buffer, target) = match buffer {
+            ReceiveBuffer::Bytes(bytes) => (bytes, None),
+            ReceiveBuffer::Target(target) => (BytesMut::new(), Some(target)),
+        };
         self.events
             .push_back(ReceiveEvent::Completed(ReceiveCompletion {
                 id,
                 status,
                 information: placed,
-                buffer: buffer.into_bytes(),
+                buffer,
+                target,
                 invalidated_token,
             }));
     }

@@ -69,6 +69,10 @@ pub trait ReceiveTarget: Debug + Send {
 
     /// Copies received bytes after those of earlier calls. There is room for them.
     fn put(&mut self, bytes: &[u8]);
+
+    /// Handles the completion of the receive: its status, and the number of bytes that were copied. The task of the
+    /// connection calls this without a lock, in order with the handlers of the endpoint.
+    fn completed(self: Box<Self>, status: Status, information: usize);
 }
 
 impl ReceiveBuffer {
@@ -85,14 +89,6 @@ impl ReceiveBuffer {
         match self {
             Self::Bytes(buffer) => buffer[placed..placed + bytes.len()].copy_from_slice(bytes),
             Self::Target(target) => target.put(bytes),
-        }
-    }
-
-    /// Returns the buffer for the completion.
-    pub(crate) fn into_bytes(self) -> BytesMut {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Target(_) => BytesMut::new(),
         }
     }
 }
@@ -116,6 +112,8 @@ pub struct ReceiveCompletion {
     pub information: usize,
     /// The buffer, with its original length. It is empty if the data is in a [`ReceiveTarget`].
     pub buffer: BytesMut,
+    /// The target that has the data, if the request had one. Pass it this completion.
+    pub target: Option<Box<dyn ReceiveTarget>>,
     /// The token of this end's registration that the TSDU invalidated, reported with its end.
     pub invalidated_token: Option<Token>,
 }

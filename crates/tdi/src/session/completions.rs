@@ -1,15 +1,17 @@
 //! [`Completions`]: the requests of a connection that are pending, each with the future that waits
-//! for its completion.
+//! for its completion, and the [`Routine`] of a send that has one instead.
 
 use std::{
     collections::HashMap,
+    fmt,
+    future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use tokio::sync::oneshot;
 
-use crate::protocol::RequestId;
+use crate::protocol::{RequestId, SendCompletion};
 
 /// The pending requests of one kind.
 ///
@@ -37,6 +39,19 @@ pub(crate) struct Done<T> {
     completion: T,
 }
 
+/// A routine of the client for the completion of a send. Nothing else of the connection is reported until the future that
+/// it returns has resolved.
+pub(crate) struct Routine(pub(crate) Box<dyn FnOnce(SendCompletion) -> Returning + Send>);
+
+/// What a routine waits for.
+pub(crate) type Returning = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for Routine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Routine")
+    }
+}
+
 impl<T> Default for Completions<T> {
     fn default() -> Self {
         Self {
@@ -50,11 +65,16 @@ impl<T> Default for Completions<T> {
 impl<T> Completions<T> {
     /// Adds a request with a new id.
     pub(crate) fn add(&mut self) -> PendingRequest<T> {
-        self.last_id += 1;
-        let id = RequestId(self.last_id);
+        let id = self.next_id();
         let (sender, completion) = oneshot::channel();
         self.pending.insert(id, sender);
         PendingRequest { id, completion }
+    }
+
+    /// Returns a new id, for a request whose completion goes elsewhere.
+    pub(crate) const fn next_id(&mut self) -> RequestId {
+        self.last_id += 1;
+        RequestId(self.last_id)
     }
 
     pub(crate) fn complete(&mut self, id: RequestId, completion: T) {

@@ -16,7 +16,8 @@ mod sync {
 mod task;
 
 pub(crate) use clock::now;
-pub(crate) use pending::{Completer, complete, done, requested};
-pub use pending::{Receiving, Requested, Sending};
+pub(crate) use completions::Routine;
+pub(crate) use pending::{Completer, requested};
+pub use pending::{Receiving, Requested, Sending, Submitted};
 pub(crate) use shared::Session;
 pub(crate) use task::{Called, OnCompletion, SessionOwner, Task};

@@ -1,9 +1,11 @@
-//! [`Requested`], [`Sending`] and [`Receiving`]: the futures of requests that are in progress.
+//! [`Requested`], [`Sending`] and [`Receiving`]: the futures of requests that are in progress, and [`Submitted`]: a
+//! request whose completion calls a routine of the client.
 //!
 //! The call that returns the future submits the request; the future only waits for the completion. Dropping the
 //! future does not cancel the request, which continues like a request without a completion routine in TDI.
 
 use std::{
+    fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -25,26 +27,64 @@ use crate::protocol::{ReceiveCompletion, RequestId, SendCompletion, Status};
 #[must_use = "await it to learn the result of the request, or drop it"]
 pub struct Requested(oneshot::Receiver<Result<(), Status>>);
 
-/// The sender of a request's result.
-pub(crate) type Completer = oneshot::Sender<Result<(), Status>>;
+/// Whoever learns the result of a request.
+pub(crate) enum Completer {
+    Nobody,
+    Future(oneshot::Sender<Result<(), Status>>),
+    Routine(Box<dyn FnOnce(Result<(), Status>) + Send>),
+}
+
+impl Completer {
+    /// Completes the request. The caller holds no lock, because a routine is the client's.
+    pub(crate) fn complete(self, result: Result<(), Status>) {
+        match self {
+            Self::Nobody => {}
+            // The client may have dropped the future.
+            Self::Future(sender) => drop(sender.send(result)),
+            Self::Routine(routine) => routine(result),
+        }
+    }
+}
+
+impl fmt::Debug for Completer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completer")
+    }
+}
 
 /// Returns the two ends of a new request.
 pub(crate) fn requested() -> (Completer, Requested) {
     let (completer, receiver) = oneshot::channel();
-    (completer, Requested(receiver))
+    (Completer::Future(completer), Requested(receiver))
 }
 
-pub(crate) fn done(result: Result<(), Status>) -> Requested {
-    let (completer, requested) = requested();
-    complete(Some(completer), result);
-    requested
+/// A request whose completion calls a routine, in order with the handlers of its endpoint.
+///
+/// Dropping it does not cancel the request.
+#[derive(Clone, Debug)]
+pub struct Submitted(Submission);
+
+#[derive(Clone, Debug)]
+enum Submission {
+    Send(Arc<Sends>, RequestId),
+    Receive(Arc<Receives>, RequestId),
 }
 
-/// Completes a request if it has a completer.
-pub(crate) fn complete(completer: Option<Completer>, result: Result<(), Status>) {
-    if let Some(completer) = completer {
-        // The client may have dropped the future.
-        let _ = completer.send(result);
+impl Submitted {
+    pub(crate) const fn send(sends: Arc<Sends>, id: RequestId) -> Self {
+        Self(Submission::Send(sends, id))
+    }
+
+    pub(crate) const fn receive(receives: Arc<Receives>, id: RequestId) -> Self {
+        Self(Submission::Receive(receives, id))
+    }
+
+    /// Cancels the request, as [`Sending::cancel`] and [`Receiving::cancel`] do.
+    pub fn cancel(&self) -> bool {
+        match &self.0 {
+            Submission::Send(sends, id) => sends.cancel(*id),
+            Submission::Receive(receives, id) => receives.cancel(*id),
+        }
     }
 }
 
@@ -167,6 +207,7 @@ impl Receiving {
             status,
             information: 0,
             buffer,
+            target: None,
             invalidated_token: None,
         };
         Self {

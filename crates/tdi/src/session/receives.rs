@@ -8,12 +8,13 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use bytes::BytesMut;
 use smbdirect::{Message, Segment, Token};
 
 use super::completions::{Completions, Done, PendingRequest};
 use crate::protocol::{
     Answer, ChainedTsdu, Inbound, Indication, ReceiveBuffer, ReceiveCompletion, ReceiveEvent,
-    ReceiveFlags, ReceiveRequest, RequestId, ResourceStatistics, Status,
+    ReceiveFlags, ReceiveRequest, ReceiveTarget, RequestId, ResourceStatistics, Status,
 };
 
 /// The id of the request that a handler has returned. At most one exists at a time, because no data
@@ -41,6 +42,10 @@ struct State {
     usage: ResourceStatistics,
     /// Whether the receive buffer has no room at present.
     is_full: bool,
+    /// The task of the connection has ended, so no event reaches the client any more.
+    is_over: bool,
+    /// The endpoint has another connection, so only a stream can still take data.
+    is_abandoned: bool,
     /// The wakers to wake after the lock is released.
     wakes: Vec<Waker>,
 }
@@ -52,6 +57,8 @@ pub(crate) enum ReceiveNews {
     Chained(ChainedTsdu),
     /// The request that a handler returned has completed.
     Completed(ReceiveCompletion),
+    /// The receive into a target has completed with this status and this number of bytes.
+    Filled(Box<dyn ReceiveTarget>, Status, usize),
     Invalidated(Token),
 }
 
@@ -67,6 +74,8 @@ impl Receives {
                 task: Waker::noop().clone(),
                 usage: ResourceStatistics::default(),
                 is_full: false,
+                is_over: false,
+                is_abandoned: false,
                 wakes: Vec::new(),
             }),
         }
@@ -90,17 +99,29 @@ impl Receives {
 
     pub(crate) fn receive(
         &self,
-        buffer: ReceiveBuffer,
+        buffer: BytesMut,
         flags: ReceiveFlags,
     ) -> PendingRequest<ReceiveCompletion> {
         self.with(|state| {
             let pending = state.completions.add();
-            let id = pending.id;
-            state.inbound.receive(ReceiveRequest { id, buffer, flags });
-            state.settle();
-            // The receive may have made room, or may have resumed indications.
-            state.wakes.push(state.task.clone());
+            state.submit(pending.id, buffer.into(), flags);
             pending
+        })
+    }
+
+    /// Submits a receive that completes at its target, or returns the target if the task of the connection has ended.
+    pub(crate) fn receive_into(
+        &self,
+        target: Box<dyn ReceiveTarget>,
+        flags: ReceiveFlags,
+    ) -> Result<RequestId, Box<dyn ReceiveTarget>> {
+        self.with(|state| {
+            if state.is_over {
+                return Err(target);
+            }
+            let id = state.completions.next_id();
+            state.submit(id, ReceiveBuffer::Target(target), flags);
+            Ok(id)
         })
     }
 
@@ -123,8 +144,17 @@ impl Receives {
                 old = state.reader.take();
                 state.wakes.push(state.task.clone());
             }
+            state.discard_abandoned();
             changed
         })
+    }
+
+    /// Discards the data that is held once no stream takes it, because the endpoint has another connection.
+    pub(crate) fn abandon(&self) {
+        self.with(|state| {
+            state.is_abandoned = true;
+            state.discard_abandoned();
+        });
     }
 
     /// Returns the next whole TSDU, or `None` after the last one of the connection.
@@ -158,14 +188,7 @@ impl Receives {
 
     /// Completes all receives with `status` and discards the data that is held.
     pub(crate) fn close(&self, status: Status) {
-        self.with(|state| {
-            state.inbound.close(status);
-            state.settle();
-            // Of the remaining events only completions are still reported.
-            let is_completed = |news: &ReceiveNews| matches!(news, ReceiveNews::Completed(_));
-            state.news.retain(is_completed);
-            state.wakes.extend(state.reader.take());
-        });
+        self.with(|state| state.close(status));
     }
 
     pub(crate) fn usage(&self) -> ResourceStatistics {
@@ -264,9 +287,44 @@ impl Receives {
             state.wakes.extend(state.reader.take());
         });
     }
+
+    /// Ends the task of the connection, unless data or events are left. Returns whether it ends.
+    pub(crate) fn end_task(&self) -> bool {
+        let mut state = self.lock();
+        state.is_over = state.news.is_empty() && state.inbound.is_exhausted();
+        state.is_over
+    }
+}
+
+impl ReceiveNews {
+    const fn is_completion(&self) -> bool {
+        matches!(self, Self::Completed(_) | Self::Filled(..))
+    }
 }
 
 impl State {
+    fn close(&mut self, status: Status) {
+        self.inbound.close(status);
+        self.settle();
+        // Of the remaining events only completions are still reported.
+        self.news.retain(ReceiveNews::is_completion);
+        self.wakes.push(self.task.clone());
+        self.wakes.extend(self.reader.take());
+    }
+
+    fn discard_abandoned(&mut self) {
+        if self.is_abandoned && !self.inbound.is_taken_whole() {
+            self.close(Status::CANCELLED);
+        }
+    }
+
+    fn submit(&mut self, id: RequestId, buffer: ReceiveBuffer, flags: ReceiveFlags) {
+        self.inbound.receive(ReceiveRequest { id, buffer, flags });
+        self.settle();
+        // The receive may have made room, or may have resumed indications.
+        self.wakes.push(self.task.clone());
+    }
+
     /// Handles the completions of `inbound`.
     fn settle(&mut self) {
         while let Some(event) = self.inbound.poll_completed() {
@@ -283,6 +341,12 @@ impl State {
             ReceiveEvent::Indicate(indication) => ReceiveNews::Indicate(indication),
             ReceiveEvent::Chained(tsdu) => ReceiveNews::Chained(tsdu),
             ReceiveEvent::Invalidated(token) => ReceiveNews::Invalidated(token),
+            ReceiveEvent::Completed(ReceiveCompletion {
+                status,
+                information,
+                target: Some(target),
+                ..
+            }) => ReceiveNews::Filled(target, status, information),
             ReceiveEvent::Completed(completion) if completion.id == HANDLER_REQUEST => {
                 ReceiveNews::Completed(ReceiveCompletion {
                     id: self.handler_request,

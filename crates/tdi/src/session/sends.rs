@@ -5,7 +5,12 @@
 //! event. A wake-up can therefore not be lost between a refusal and the wait that follows it.
 //! `super::shuttled` runs this file under a scheduler that tries many thread interleavings.
 
-use std::{collections::VecDeque, mem, task::Waker, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    task::Waker,
+    time::Instant,
+};
 
 use tokio::sync::Notify;
 
@@ -15,7 +20,7 @@ use crate::{
         Outbound, OutboundTsdu, RequestId, ResourceStatistics, SendAvailability, SendCompletion,
         SendEvent, SendFlags, SendRequest, Status, Submission,
     },
-    session::completions::{Completions, Done, PendingRequest},
+    session::completions::{Completions, Done, PendingRequest, Routine},
 };
 
 /// The sends of one connection.
@@ -30,12 +35,16 @@ pub(crate) struct Sends {
 struct State {
     outbound: Outbound,
     completions: Completions<SendCompletion>,
+    /// The routines of the requests that complete by one.
+    routines: HashMap<RequestId, Routine>,
     /// Whether to wake the futures that wait for room, after the lock is released.
     wakes_room: bool,
     /// The waker of the connection's task.
     task: Waker,
     news: VecDeque<SendNews>,
     ended: Option<Status>,
+    /// The task of the connection has ended, so no event reaches the client any more.
+    is_over: bool,
     /// The latest deadline that had already passed when its send was submitted.
     passed: Option<Instant>,
     usage: ResourceStatistics,
@@ -44,12 +53,14 @@ struct State {
 }
 
 /// An event of the sends for the connection's task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum SendNews {
+    /// A request that has a routine has completed.
+    Completed(Routine, SendCompletion),
     /// The client is to be notified that the send buffer has this many free bytes.
     SendPossible(usize),
     /// A send has timed out, and the connection must be aborted.
-    Abort(Status),
+    Abort,
     /// Everything was sent after a release.
     Drained,
 }
@@ -61,10 +72,12 @@ impl Sends {
             state: Mutex::new(State {
                 outbound,
                 completions: Completions::default(),
+                routines: HashMap::new(),
                 wakes_room: false,
                 task: Waker::noop().clone(),
                 news: VecDeque::new(),
                 ended: None,
+                is_over: false,
                 passed: None,
                 usage: ResourceStatistics::default(),
                 wakes: Vec::new(),
@@ -103,6 +116,24 @@ impl Sends {
         request: SendRequest,
     ) -> PendingRequest<SendCompletion> {
         self.with(|state| state.submit(now, request))
+    }
+
+    /// Submits a request whose completion calls `routine`, or returns both if the task of the connection has ended.
+    pub(crate) fn submit_then(
+        &self,
+        now: Instant,
+        request: SendRequest,
+        routine: Routine,
+    ) -> Result<RequestId, Box<(SendRequest, Routine)>> {
+        self.with(|state| {
+            if state.is_over {
+                return Err(Box::new((request, routine)));
+            }
+            let id = state.completions.next_id();
+            state.routines.insert(id, routine);
+            state.submit_as(id, now, request);
+            Ok(id)
+        })
     }
 
     /// Submits a request that is a whole TSDU.
@@ -199,8 +230,9 @@ impl Sends {
     pub(crate) fn end(&self, status: Status) {
         self.with(|state| {
             state.outbound.close(status);
-            // An earlier event about free room is obsolete.
-            state.news.clear();
+            // Of the earlier events only completions are still reported.
+            let is_completion = |news: &SendNews| matches!(news, SendNews::Completed(..));
+            state.news.retain(is_completion);
             state.ended.get_or_insert(status);
             state.wakes_room = true;
             state.settle();
@@ -255,12 +287,24 @@ impl Sends {
     pub(crate) fn poll_news(&self) -> Option<SendNews> {
         self.lock().news.pop_front()
     }
+
+    /// Ends the task of the connection, unless events are left. Returns whether it ends.
+    pub(crate) fn end_task(&self) -> bool {
+        let mut state = self.lock();
+        state.is_over = state.news.is_empty();
+        state.is_over
+    }
 }
 
 impl State {
-    fn submit(&mut self, now: Instant, mut request: SendRequest) -> PendingRequest<SendCompletion> {
+    fn submit(&mut self, now: Instant, request: SendRequest) -> PendingRequest<SendCompletion> {
         let pending = self.completions.add();
-        request.id = pending.id;
+        self.submit_as(pending.id, now, request);
+        pending
+    }
+
+    fn submit_as(&mut self, id: RequestId, now: Instant, mut request: SendRequest) {
+        request.id = id;
         self.passed = self.passed.max(request.deadline.filter(|&due| due <= now));
         if let Submission::Completed(completion) = self.outbound.send(now, request) {
             if completion.status == Status::DEVICE_NOT_READY {
@@ -271,7 +315,6 @@ impl State {
         let used = self.outbound.buffered() as u64;
         self.usage.maximum_used = self.usage.maximum_used.max(used);
         self.wakes.push(self.task.clone());
-        pending
     }
 
     fn settle(&mut self) {
@@ -285,7 +328,7 @@ impl State {
                     self.wakes_room = true;
                     SendNews::SendPossible(available)
                 }
-                SendEvent::Abort(status) => SendNews::Abort(status),
+                SendEvent::Abort(_) => SendNews::Abort,
                 SendEvent::Drained => SendNews::Drained,
             };
             self.news.push_back(news);
@@ -294,6 +337,13 @@ impl State {
     }
 
     fn complete(&mut self, completion: SendCompletion) {
-        self.completions.complete(completion.id, completion);
+        match self.routines.remove(&completion.id) {
+            None => self.completions.complete(completion.id, completion),
+            Some(routine) => {
+                self.news
+                    .push_back(SendNews::Completed(routine, completion));
+                self.wakes.push(self.task.clone());
+            }
+        }
     }
 }

@@ -29,14 +29,22 @@ struct Control {
     cause: Option<Cause>,
     /// The client has ended the connection, so its disconnect handler is not called.
     is_local: bool,
-    release: Option<Release>,
+    /// The disconnects of the client, each with its result if that does not depend on the cause of the end.
+    disconnects: Vec<(Completer, Option<Result<(), Status>>)>,
+    /// When a controlled disconnect becomes an abort.
+    release_deadline: Option<Instant>,
+    /// Everything was reported to the client, and its disconnects were completed.
+    is_over: bool,
 }
 
-/// A controlled disconnect in progress.
-#[derive(Debug)]
-struct Release {
-    deadline: Option<Instant>,
-    completer: Completer,
+impl Control {
+    /// Sets the result of the controlled disconnects that have none.
+    fn end_releases(&mut self, status: Status) {
+        self.release_deadline = None;
+        for (_, result) in &mut self.disconnects {
+            result.get_or_insert(Err(status));
+        }
+    }
 }
 
 impl Session {
@@ -66,22 +74,24 @@ impl Session {
     }
 
     /// Ends the connection immediately, because the client asked for it: pending sends complete
-    /// with `sends`, and pending receives are cancelled.
-    pub(crate) fn abort(&self, sends: Status) {
-        {
-            let mut control = self.control();
-            control.cause.get_or_insert(Cause::LocalDisconnect);
-            control.is_local = true;
-        }
+    /// with `sends`, and pending receives are cancelled. The task completes `completer` after them.
+    pub(crate) fn abort(&self, sends: Status, completer: Completer) {
+        let mut control = self.control();
+        control.cause.get_or_insert(Cause::LocalDisconnect);
+        control.is_local = true;
+        drop(control);
         self.sends.end(sends);
-        // No release can start after the sends have ended.
-        let release = self.control().release.take();
         //= TDI-DISC-08
         self.receives.close(Status::CANCELLED);
         self.connection.abort();
-        if let Some(Release { completer, .. }) = release {
-            // The client may have dropped the future.
-            let _ = completer.send(Err(Status::CONNECTION_ABORTED));
+        // No release can start after the sends have ended.
+        let mut control = self.control();
+        control.end_releases(Status::CONNECTION_ABORTED);
+        if control.is_over {
+            drop(control);
+            completer.complete(Ok(()));
+        } else {
+            control.disconnects.push((completer, Some(Ok(()))));
         }
     }
 
@@ -103,10 +113,8 @@ impl Session {
         if let Err(status) = self.sends.release() {
             return Err((status, completer));
         }
-        control.release = Some(Release {
-            deadline,
-            completer,
-        });
+        control.disconnects.push((completer, None));
+        control.release_deadline = deadline;
         drop(control);
         // The task must set its timer to the deadline.
         self.receives.wake_task();
@@ -115,23 +123,17 @@ impl Session {
 
     /// Returns the time at which a controlled disconnect becomes an abort.
     pub(super) fn release_deadline(&self) -> Option<Instant> {
-        let control = self.control();
-        let release = control.release.as_ref()?;
-        release.deadline
+        self.control().release_deadline
     }
 
     /// Aborts the connection, because a controlled disconnect has reached its deadline.
     pub(super) fn release_timed_out(&self) {
-        let release = {
-            let mut control = self.control();
-            control.is_local = true;
-            control.release.take()
-        };
+        let mut control = self.control();
+        control.is_local = true;
+        //= TDI-DISC-05
+        control.end_releases(Status::IO_TIMEOUT);
+        drop(control);
         self.fail(Cause::LocalDisconnect);
-        if let Some(Release { completer, .. }) = release {
-            //= TDI-DISC-05
-            let _ = completer.send(Err(Status::IO_TIMEOUT));
-        }
     }
 
     /// Returns why the connection has ended. `reason` is the cause if none is known.
@@ -140,12 +142,32 @@ impl Session {
         control.cause.get_or_insert_with(|| reason.into()).clone()
     }
 
-    /// Returns whether the client has ended the connection, and the completer of the controlled
-    /// disconnect, if one is pending.
-    pub(super) fn take_release(&self) -> (bool, Option<Completer>) {
+    /// Returns whether the client has asked for the end of the connection.
+    pub(super) fn is_disconnected_here(&self) -> bool {
+        let control = self.control();
+        control.is_local || !control.disconnects.is_empty()
+    }
+
+    /// Completes the disconnects of the client, because everything else was reported.
+    pub(super) fn complete_disconnects(&self, cause: &Cause) {
         let mut control = self.control();
-        let release = control.release.take();
-        (control.is_local, release.map(|release| release.completer))
+        control.is_over = true;
+        control.release_deadline = None;
+        let disconnects = std::mem::take(&mut control.disconnects);
+        drop(control);
+        for (completer, result) in disconnects {
+            completer.complete(match (result, cause) {
+                (Some(result), _) => result,
+                (None, Cause::LocalDisconnect) => Ok(()),
+                (None, cause) => Err(cause.status()),
+            });
+        }
+    }
+
+    /// Ends the task, unless events or data are left. Returns whether it ends.
+    pub(super) fn end_task(&self) -> bool {
+        let sends = self.sends.end_task();
+        self.receives.end_task() && sends
     }
 
     pub(super) fn send_availability(&self) -> SendAvailability {

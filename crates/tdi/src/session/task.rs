@@ -8,6 +8,7 @@
 use std::{
     collections::VecDeque,
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll},
@@ -19,7 +20,13 @@ use smbdirect::{ConnectionError, MessageOptions, Sending, Token, deadline::Postp
 use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
-use super::{clock::now, receives::ReceiveNews, sends::SendNews, shared::Session};
+use super::{
+    clock::now,
+    completions::{Returning, Routine},
+    receives::ReceiveNews,
+    sends::SendNews,
+    shared::Session,
+};
 use crate::protocol::{
     Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, ReceiveCompletion, Status,
 };
@@ -41,7 +48,10 @@ pub(crate) type OnCompletion = Box<dyn FnOnce(ReceiveCompletion) -> Called<()> +
 pub(crate) trait SessionOwner: Send + Sync {
     /// Returns the number of bytes that may be lent to the client at one time.
     fn lendable(&self) -> usize;
-    fn session_ended(&self, session: &Arc<Session>, cause: &Cause);
+    /// Makes the endpoint ready for another connection. Returns whether it still was on this one.
+    fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool;
+    /// Tells the futures that wait for the end of the connection.
+    fn session_ended(&self, cause: &Cause);
 
     fn takes_chained(self: Arc<Self>) -> Called<bool>;
     fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>>;
@@ -52,7 +62,8 @@ pub(crate) trait SessionOwner: Send + Sync {
     fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
 }
 
-/// The task of a connection.
+/// The task of a connection. Everything that the client is told of the connection is told by this task, one thing after
+/// another, except that futures resolve at once.
 pub(crate) struct Task {
     session: Arc<Session>,
     /// The endpoint. When its last handle is dropped, the connection is aborted.
@@ -61,8 +72,24 @@ pub(crate) struct Task {
     sending: VecDeque<Sending>,
     /// The call for the completion of the request that a handler has returned.
     on_completion: Option<OnCompletion>,
+    /// What a routine of the client waits for, before anything else is reported.
+    routine: Option<Returning>,
+    end: End,
     sleep: Pin<Box<Sleep>>,
     postponed: Postponed,
+}
+
+/// How far the end of the connection has got.
+enum End {
+    Open,
+    /// The connection has ended. The completions and data that are left are reported.
+    Ended {
+        cause: Cause,
+        /// The endpoint was on this connection until then.
+        was_current: bool,
+    },
+    /// The end was reported. Data that is held can still be received.
+    Reported,
 }
 
 /// The deadline that was postponed last.
@@ -103,6 +130,8 @@ impl Task {
             owner,
             sending: VecDeque::new(),
             on_completion: None,
+            routine: None,
+            end: End::Open,
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
             postponed: Postponed::default(),
         });
@@ -164,16 +193,30 @@ impl Task {
         true
     }
 
+    /// Reports one event to the client. Returns whether there was one that can be reported.
+    fn report(&mut self, context: &mut Context<'_>) -> bool {
+        if let Some(routine) = &mut self.routine {
+            if routine.as_mut().poll(context).is_pending() {
+                return false;
+            }
+            self.routine = None;
+        }
+        self.report_send() || self.report_receive()
+    }
+
     /// Handles one event of the sends. Returns whether there was one.
-    fn handle_send_news(&self) -> bool {
+    fn report_send(&mut self) -> bool {
         let Some(news) = self.session.sends.poll_news() else {
             return false;
         };
         match news {
+            SendNews::Completed(Routine(routine), completion) => {
+                self.routine = self.call_client(|| Some(catch(|| routine(completion))));
+            }
             SendNews::SendPossible(available) => {
                 self.call(|owner| owner.send_possible(available));
             }
-            SendNews::Abort(_) => self.session.fail(Cause::SendTimeout),
+            SendNews::Abort => self.session.fail(Cause::SendTimeout),
             SendNews::Drained => {
                 self.session.connection.start_close();
             }
@@ -181,14 +224,11 @@ impl Task {
         true
     }
 
-    /// Calls a handler for one event of the receives. Returns whether there was one.
-    fn handle_receive_news(&mut self) -> bool {
-        let Some(owner) = self.owner.upgrade() else {
-            return false;
-        };
+    /// Calls the client for one event of the receives. Returns whether there was one.
+    fn report_receive(&mut self) -> bool {
         // This also calls a handler, which may panic like any other handler.
         let lendable = match self.call(|owner| owner.takes_chained()) {
-            Some(true) => owner.lendable(),
+            Some(true) => self.owner.upgrade().map_or(0, |owner| owner.lendable()),
             _ => 0,
         };
         let Some(news) = self.session.receives.poll_news(lendable) else {
@@ -211,8 +251,12 @@ impl Task {
             }
             ReceiveNews::Completed(completion) => {
                 if let Some(call) = self.on_completion.take() {
-                    self.call(|_| call(completion));
+                    self.call_client(|| call(completion));
                 }
+                Ok(())
+            }
+            ReceiveNews::Filled(target, status, information) => {
+                self.call_client(|| Some(catch(|| target.completed(status, information))));
                 Ok(())
             }
             ReceiveNews::Invalidated(token) => {
@@ -228,11 +272,14 @@ impl Task {
         true
     }
 
-    /// Calls a handler. Returns `None` if there is no client, or if the handler panicked, which
-    /// ends the connection.
+    /// Calls a handler of the owner's client.
     fn call<R>(&self, handler: impl FnOnce(Arc<dyn SessionOwner>) -> Called<R>) -> Option<R> {
-        let owner = self.owner.upgrade()?;
-        let result = handler(owner.clone())?;
+        self.call_client(|| handler(self.owner.upgrade()?))
+    }
+
+    /// Calls the client. Returns `None` if there is no client, or if it panicked, which ends the connection.
+    fn call_client<R>(&self, client: impl FnOnce() -> Called<R>) -> Option<R> {
+        let result = client()?;
         if result.is_err() {
             let log = || warn!("a handler panicked, its connection ends");
             self.session.connection.in_span(log);
@@ -272,30 +319,40 @@ impl Task {
         self.sleep.as_mut().poll(context).is_ready()
     }
 
-    /// Completes everything that is pending and calls the last handlers, because the connection is
-    /// closed and all received segments have been taken from it.
-    fn finish(&mut self, reason: ConnectionError) {
-        let cause = self.session.end_cause(reason);
-        self.session.sends.end(cause.status());
-        // No release can start any more, so this one is the last that has to be completed.
-        let (is_local, release) = self.session.take_release();
-        self.session.receives.finish(cause.status());
-        while self.handle_receive_news() {}
-        let owner = self.owner.upgrade();
-        if let Some(owner) = &owner {
-            owner.session_ended(&self.session, &cause);
+    /// Takes the next step of the end of the connection, which is closed for `reason`. All received segments were taken
+    /// from it, and everything that has happened was reported. Returns whether there was a step.
+    fn finish(&mut self, reason: ConnectionError) -> bool {
+        match &self.end {
+            End::Open => {
+                let cause = self.session.end_cause(reason);
+                self.session.sends.end(cause.status());
+                self.session.receives.finish(cause.status());
+                // A client whose requests have completed may begin another connection.
+                let owner = self.owner.upgrade();
+                let was_current =
+                    owner.is_some_and(|owner| owner.session_over(&self.session, &cause));
+                self.end = End::Ended { cause, was_current };
+            }
+            End::Ended { cause, was_current } => {
+                if *was_current && let Some(owner) = self.owner.upgrade() {
+                    owner.session_ended(cause);
+                }
+                if !self.session.is_disconnected_here() {
+                    //= TDI-DISC-09
+                    self.call(|owner| owner.disconnect(DisconnectFlags::ABORT, cause));
+                }
+                self.session.complete_disconnects(cause);
+                self.end = End::Reported;
+            }
+            End::Reported => return false,
         }
-        if let Some(completer) = release {
-            let result = match cause {
-                Cause::LocalDisconnect => Ok(()),
-                cause => Err(cause.status()),
-            };
-            let _ = completer.send(result);
-        } else if !is_local {
-            //= TDI-DISC-09
-            self.call(|owner| owner.disconnect(DisconnectFlags::ABORT, &cause));
-        }
+        true
     }
+}
+
+/// Calls a routine of the client.
+fn catch<R>(routine: impl FnOnce() -> R) -> thread::Result<R> {
+    catch_unwind(AssertUnwindSafe(routine))
 }
 
 impl Future for Task {
@@ -312,16 +369,19 @@ impl Future for Task {
             task.start_sends(context);
             task.complete_sent(context);
             let mut busy = task.take_segments(context, over.is_ready());
-            busy |= task.handle_send_news();
-            busy |= task.handle_receive_news();
+            busy |= task.report(context);
             busy |= task.handle_timers(context);
-            match over {
-                _ if busy => {}
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(reason) => {
-                    task.finish(reason);
+            if !busy
+                && task.routine.is_none()
+                && let Poll::Ready(reason) = over
+            {
+                busy = task.finish(reason);
+                if !busy && task.session.end_task() {
                     return Poll::Ready(());
                 }
+            }
+            if !busy {
+                return Poll::Pending;
             }
         }
         context.waker().wake_by_ref();

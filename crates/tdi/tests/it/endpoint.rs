@@ -9,6 +9,7 @@ mod connecting;
 mod disconnecting;
 mod failing;
 mod model;
+mod order;
 mod receiving;
 mod reentrancy;
 mod sending;

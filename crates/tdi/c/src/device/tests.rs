@@ -22,16 +22,20 @@ use crate::{
     irp::{IoBuildDeviceIoControlRequest, IofCallDriver, nt},
     layout::{
         ConnectionInformation, FileObject, Handle, IoStatusBlock, KEvent, Mdl, NtStatus,
-        ObjectAttributes, RequestData, RequestKernel, UnicodeString,
+        ObjectAttributes, RequestData, RequestKernel, RequestQuery, UnicodeString,
     },
-    mdl::{IoAllocateMdl, IoFreeMdl, MmBuildMdlForNonPagedPool},
+    mdl::{IoAllocateMdl, IoFreeMdl, LENT, MmBuildMdlForNonPagedPool},
     open::ZwCreateFile,
 };
 
 const ASSOCIATE_ADDRESS: u8 = 0x01;
 const CONNECT: u8 = 0x03;
 const LISTEN: u8 = 0x04;
+const DISCONNECT: u8 = 0x06;
 const SEND: u8 = 0x07;
+const QUERY_INFORMATION: u8 = 0x0C;
+const QUERY_PROVIDER_INFO: i32 = 2;
+const ABORT: u32 = 0x02;
 const QUERY_ACCEPT: u32 = 0x01;
 const EXPEDITED: u32 = 0x20;
 const NO_RESPONSE_EXPECTED: u32 = 0x80;
@@ -198,6 +202,27 @@ impl Opened {
         self.submit(SEND, RequestData { length, flags }, data.to_vec())
     }
 
+    fn submit_abort(&self) -> Submitted {
+        let request = RequestKernel {
+            flags: ABORT,
+            request_connection_information: ptr::null_mut(),
+            return_connection_information: ptr::null_mut(),
+            specific: ptr::null_mut(),
+        };
+        self.submit(DISCONNECT, request, Vec::new())
+    }
+
+    /// Returns MaxSendSize of the answer to a query for the provider's information.
+    fn max_send_size(&self) -> usize {
+        let query = RequestQuery {
+            query_type: QUERY_PROVIDER_INFO,
+            request_connection_information: ptr::null_mut(),
+        };
+        let (outcome, answer) = self.submit(QUERY_INFORMATION, query, vec![0; 40]).finish();
+        assert_eq!(outcome, (Status::SUCCESS, 40));
+        u32::from_ne_bytes(answer[4..8].try_into().unwrap()) as usize
+    }
+
     fn send(&self, data: &[u8], flags: u32) -> (Status, usize) {
         self.submit_send(data, flags).finish().0
     }
@@ -269,12 +294,20 @@ impl Pair {
     }
 
     fn open(device: &str) -> Self {
-        let open = |address: &str| {
+        Self::between(device, device)
+    }
+
+    /// Opens the two ends on devices of their own.
+    fn between(server: &str, client: &str) -> Self {
+        let devices = [server, client];
+        let open = |device: &str, address: &str| {
             let address: SocketAddr = address.parse().unwrap();
             Opened::new(device, b"TransportAddress", &address::format(address))
         };
-        let (server, client) = (open("127.0.0.1:0"), open("0.0.0.0:0"));
-        let [there, here] = [(1_usize, &server), (2, &client)].map(|(context, address)| {
+        let (server, client) = (open(server, "127.0.0.1:0"), open(client, "0.0.0.0:0"));
+        let [there, here] = [(0, &server), (1, &client)].map(|(index, address)| {
+            let context = index + 1_usize;
+            let device = devices[index];
             let connection = Opened::new(device, b"ConnectionContext", &context.to_ne_bytes());
             let associate = connection.submit(ASSOCIATE_ADDRESS, address.handle, Vec::new());
             assert_eq!(associate.finish().0, (Status::SUCCESS, 0));
@@ -397,6 +430,55 @@ fn sends_complete_with_a_time_out_of_the_transport() {
         assert_eq!(outcomes[late.unwrap()], (Status::IO_TIMEOUT, 0));
         assert_eq!(pair.there.receive().len(), 1000);
     });
+}
+
+/// An abort ends sends while the connection still has their data.
+//= TDI-SEND-24 test
+#[test]
+fn aborted_sends_complete_when_their_memory_is_released() {
+    let iwarp = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let pair = Pair::new(&device(iwarp, starving(), false));
+    let sends = [(); 64].map(|()| pair.here.submit_send(&[1; 1000], 0));
+    let abort = pair.here.submit_abort();
+    let mut aborted = 0;
+    for send in sends {
+        let place = send.memory.as_ptr() as usize;
+        let ((status, _), memory) = send.finish();
+        assert!(!LENT.lock().unwrap().contains(&place), "it is still lent");
+        assert_eq!(memory.as_ptr() as usize, place);
+        aborted += usize::from(status == Status::LOCAL_DISCONNECT);
+    }
+    assert!(aborted > 0);
+    assert_eq!(abort.finish().0, (Status::SUCCESS, 0));
+    pair.close();
+}
+
+/// A peer that reassembles less than this end sends lowers the largest send of the connection.
+//= TDI-SEND-22 test
+//= TDI-SEND-23 test
+#[test]
+fn query_of_a_connection_returns_its_largest_send() {
+    let loopback: Arc<dyn Provider> = Arc::new(Loopback::new());
+    let mut small = Settings::default();
+    small.max_fragmented_receive_size = 128 << 10;
+    let small = TransportSettings::new(Config::new(small).unwrap());
+    let server = device(loopback.clone(), small, true);
+    let client = device(loopback, TransportSettings::default(), true);
+    let pair = Pair::between(&server, &client);
+    let largest = pair.client.max_send_size();
+    assert!(largest > 128 << 10);
+    assert_eq!(pair.here.max_send_size(), largest, "it is not connected");
+    let (listen, connect) = pair.connect(0);
+    assert_eq!(connect.finish().0, (Status::SUCCESS, 0));
+    assert_eq!(listen.finish().0, (Status::SUCCESS, 0));
+    assert_eq!(pair.here.max_send_size(), 128 << 10);
+    assert_eq!(pair.client.max_send_size(), largest);
+    let mut data = vec![7; (128 << 10) + 1];
+    let refused = (Status::INVALID_PARAMETER, 0);
+    assert_eq!(pair.here.send(&data, 0), refused);
+    data.pop();
+    assert_eq!(pair.here.send(&data, 0), (Status::SUCCESS, data.len()));
+    pair.close();
 }
 
 //= TDI-CONN-03 test

@@ -46,7 +46,12 @@ static const char *DeviceText;
 /* Selects the device by the first argument of the program. */
 static void SelectDevice(int argc, char **argv) {
   DeviceText = argc > 1 ? argv[1] : "loopback";
-  DeviceName = (PWSTR)(strcmp(DeviceText, "iwarp") == 0 ? L"\\Device\\SmbDirect" : L"\\Device\\SmbDirectLoopback");
+  if (strcmp(DeviceText, "iwarp") == 0)
+    DeviceName = (PWSTR)L"\\Device\\SmbDirect";
+  else if (strcmp(DeviceText, "roce") == 0)
+    DeviceName = (PWSTR)L"\\Device\\SmbDirectRoce";
+  else
+    DeviceName = (PWSTR)L"\\Device\\SmbDirectLoopback";
 }
 
 static NTSTATUS OpenFile(POPENED Opened, const char *EaName, const void *Value, USHORT ValueLength, ULONG Share) {

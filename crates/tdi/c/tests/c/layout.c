@@ -73,6 +73,18 @@ static void Objects(void) {
   SIZE(KEVENT);
   FIELD(KEVENT, Header.SignalState);
   FIELD(KEVENT, Header.WaitListHead);
+  SIZE(KTIMER);
+  FIELD(KTIMER, Header);
+  FIELD(KTIMER, Dpc);
+  FIELD(KTIMER, Period);
+  SIZE(KDPC);
+  FIELD(KDPC, DeferredRoutine);
+  FIELD(KDPC, DeferredContext);
+  FIELD(KDPC, SystemArgument1);
+  FIELD(KDPC, SystemArgument2);
+  SIZE(WORK_QUEUE_ITEM);
+  FIELD(WORK_QUEUE_ITEM, WorkerRoutine);
+  FIELD(WORK_QUEUE_ITEM, Parameter);
   SIZE(IO_STATUS_BLOCK);
   FIELD(IO_STATUS_BLOCK, Status);
   FIELD(IO_STATUS_BLOCK, Information);

@@ -89,6 +89,34 @@ static void ForeignDevice(PPAIR Pair) {
   CHECK(calls == 1);
 }
 
+/* A file of one device is not taken by another one. */
+static void FileOfAnotherDevice(PPAIR Pair) {
+  PWSTR name = DeviceName;
+  OPENED other;
+  SUBMITTED submitted;
+  PIRP irp;
+  DeviceName = (PWSTR)(strcmp(DeviceText, "iwarp") == 0 ? L"\\Device\\SmbDirectLoopback" : L"\\Device\\SmbDirect");
+  CHECK_STATUS(OpenFile(&other, NULL, NULL, 0, 0), STATUS_SUCCESS);
+  DeviceName = name;
+  irp = NewIrp(&other, &submitted);
+  TdiBuildDisassociateAddress(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL);
+  CHECK_STATUS(Run(&other, &submitted), STATUS_INVALID_PARAMETER);
+  CloseFile(&other);
+}
+
+/* A length of 0 is the rest of the source. */
+static void PartialDescriptions(void) {
+  char data[10];
+  PMDL whole = Memory(data, sizeof data), part = IoAllocateMdl(data, sizeof data, FALSE, FALSE, NULL);
+  IoBuildPartialMdl(whole, part, data + 3, 4);
+  CHECK(MmGetMdlVirtualAddress(part) == data + 3 && MmGetMdlByteCount(part) == 4);
+  IoBuildPartialMdl(whole, part, data + 3, 0);
+  CHECK(MmGetMdlVirtualAddress(part) == data + 3 && MmGetMdlByteCount(part) == 7);
+  CHECK(MmGetSystemAddressForMdlSafe(part, NormalPagePriority) == data + 3);
+  IoFreeMdl(part);
+  IoFreeMdl(whole);
+}
+
 int main(int argc, char **argv) {
   PAIR pair;
   SelectDevice(argc, argv);
@@ -97,6 +125,8 @@ int main(int argc, char **argv) {
   EndlessChains(&pair);
   LockedParts(&pair);
   ForeignDevice(&pair);
+  FileOfAnotherDevice(&pair);
+  PartialDescriptions();
   ClosePair(&pair);
   printf("memory over %s: described and returned\n", DeviceText);
   return 0;

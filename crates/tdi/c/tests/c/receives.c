@@ -99,6 +99,44 @@ static void Held(PPAIR Pair, PSEEN Seen) {
   CHECK(Seen->Copied == 1);
 }
 
+static NTSTATUS NTAPI OnRefused(PVOID TdiEventContext, CONNECTION_CONTEXT ConnectionContext, ULONG ReceiveFlags,
+                                ULONG BytesIndicated, ULONG BytesAvailable, ULONG *BytesTaken, PVOID Tsdu,
+                                PIRP *IoRequestPacket) {
+  PSEEN seen = (PSEEN)TdiEventContext;
+  UNREFERENCED_PARAMETER(ConnectionContext);
+  UNREFERENCED_PARAMETER(ReceiveFlags);
+  UNREFERENCED_PARAMETER(BytesIndicated);
+  UNREFERENCED_PARAMETER(BytesAvailable);
+  UNREFERENCED_PARAMETER(BytesTaken);
+  UNREFERENCED_PARAMETER(Tsdu);
+  UNREFERENCED_PARAMETER(IoRequestPacket);
+  seen->Copied++;
+  KeSetEvent(&seen->Event, 0, FALSE);
+  return STATUS_DATA_NOT_ACCEPTED;
+}
+
+/* Data that was refused is indicated again to a new receive handler, and not because another handler is set. */
+static void Refused(PPAIR Pair, PSEEN Seen) {
+  static const LONG others[] = {TDI_EVENT_CONNECT, TDI_EVENT_DISCONNECT, TDI_EVENT_ERROR, TDI_EVENT_SEND_POSSIBLE,
+                                TDI_EVENT_RECEIVE_EXPEDITED, TDI_EVENT_ERROR_EX, TDI_EVENT_CHAINED_RECEIVE};
+  ULONG taken, at;
+  Seen->Copied = 0;
+  CHECK_STATUS(SetHandler(&Pair->Server, TDI_EVENT_RECEIVE, (PVOID)OnRefused, Seen), STATUS_SUCCESS);
+  CHECK_STATUS(Send(&Pair->Here, "refused", 7, 0, &taken), STATUS_SUCCESS);
+  Await(Seen);
+  CHECK(Seen->Copied == 1);
+  /* A handler is set when all calls that came before have returned, so a second indication would have been counted. */
+  for (at = 0; at < sizeof others / sizeof *others; at++)
+    CHECK_STATUS(SetHandler(&Pair->Server, others[at], NULL, NULL), STATUS_SUCCESS);
+  CHECK_STATUS(SetHandler(&Pair->Server, TDI_EVENT_ERROR, (PVOID)TdiDefaultErrorHandler, NULL), STATUS_SUCCESS);
+  CHECK_STATUS(SetHandler(&Pair->Server, TDI_EVENT_RECEIVE, NULL, NULL), STATUS_SUCCESS);
+  CHECK(Seen->Copied == 1);
+  CHECK_STATUS(SetHandler(&Pair->Server, TDI_EVENT_RECEIVE, (PVOID)OnReceive, Seen), STATUS_SUCCESS);
+  Await(Seen);
+  CHECK(Seen->Copied == 2);
+  Seen->Copied = 0;
+}
+
 /* After a disconnect has completed nothing is indicated. */
 static void AfterDisconnect(PPAIR Pair, PSEEN Seen) {
   SUBMITTED sends[MANY];
@@ -124,6 +162,7 @@ int main(int argc, char **argv) {
   InOrder(&pair, &seen);
   LentAndCopied(&pair, &seen);
   Held(&pair, &seen);
+  Refused(&pair, &seen);
   AfterDisconnect(&pair, &seen);
   ClosePair(&pair);
   printf("receives over %s: in order, each TSDU to one handler\n", DeviceText);

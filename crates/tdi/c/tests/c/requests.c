@@ -259,6 +259,84 @@ static void Queries(PPAIR Pair) {
   Query(&Pair->Client, TDI_QUERY_CONNECTION_INFO, &info, sizeof info, STATUS_INVALID_DEVICE_REQUEST);
 }
 
+static NTSTATUS NTAPI SeesPending(PDEVICE_OBJECT DeviceObject, PIRP Irp, PVOID Context) {
+  UNREFERENCED_PARAMETER(DeviceObject);
+  *(PBOOLEAN)Context = Irp->PendingReturned;
+  return STATUS_SUCCESS;
+}
+
+/* What a driver learns of an IRP that it passes on, what ends an IRP that was reused, and a time-out of 0. */
+static void Stacks(PPAIR Pair) {
+  SUBMITTED submitted, listen;
+  TDI_CONNECTION_INFORMATION information;
+  TA_IP_ADDRESS address;
+  LARGE_INTEGER none;
+  char buffer[10];
+  BOOLEAN pending = FALSE;
+  ULONG taken;
+  PMDL mdl = Memory(buffer, sizeof buffer);
+  PIRP irp;
+  /* The peer may not have seen the end of the last connection. */
+  Disconnect(&Pair->There, TDI_DISCONNECT_ABORT);
+  /* A time-out of 0 is that of the transport. */
+  SubmitListen(&Pair->There, &listen, 0);
+  none.QuadPart = 0;
+  LocalAddress(&address, Pair->Port);
+  memset(&information, 0, sizeof information);
+  information.RemoteAddress = &address;
+  information.RemoteAddressLength = sizeof address;
+  irp = NewIrp(&Pair->Here, &submitted);
+  TdiBuildConnect(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL, &none, &information, NULL);
+  CHECK_STATUS(Run(&Pair->Here, &submitted), STATUS_SUCCESS);
+  CHECK_STATUS(Finish(&listen), STATUS_SUCCESS);
+  /* The lower location has no routine, so the upper one is marked for it. */
+  irp = IoAllocateIrp(2, FALSE);
+  KeInitializeEvent(&submitted.Event, NotificationEvent, FALSE);
+  irp->UserEvent = &submitted.Event;
+  irp->UserIosb = &submitted.Status;
+  submitted.Irp = irp;
+  submitted.Mdl = mdl;
+  IoSetCompletionRoutine(irp, SeesPending, &pending, TRUE, TRUE, TRUE);
+  IoSetNextIrpStackLocation(irp);
+  TdiBuildReceive(irp, Pair->There.Device, Pair->There.File, NULL, NULL, mdl, 0, sizeof buffer);
+  Submit(&Pair->There, &submitted);
+  CHECK_STATUS(submitted.First, STATUS_PENDING);
+  CHECK_STATUS(Send(&Pair->Here, "data", 4, 0, &taken), STATUS_SUCCESS);
+  CHECK_STATUS(Finish(&submitted), STATUS_SUCCESS);
+  CHECK(pending);
+  /* A reused IRP of IoAllocateIrp is freed at its end. A leak checker finds one that is not. */
+  irp = IoAllocateIrp(Pair->Here.Device->StackSize, FALSE);
+  IoReuseIrp(irp, STATUS_SUCCESS);
+  KeInitializeEvent(&submitted.Event, NotificationEvent, FALSE);
+  irp->UserEvent = &submitted.Event;
+  irp->UserIosb = &submitted.Status;
+  submitted.Irp = irp;
+  submitted.Mdl = NULL;
+  TdiBuildDisconnect(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL, NULL, TDI_DISCONNECT_ABORT, NULL, NULL);
+  CHECK_STATUS(Run(&Pair->Here, &submitted), STATUS_SUCCESS);
+}
+
+/* The address of a connection is that of its end. */
+static void AddressOfConnection(PPAIR Pair) {
+  OPENED alone;
+  SUBMITTED listen;
+  UCHAR answer[100];
+  TA_IP_ADDRESS found;
+  Disconnect(&Pair->There, TDI_DISCONNECT_ABORT);
+  SubmitListen(&Pair->There, &listen, 0);
+  CHECK(PortOf(&Pair->There) == Pair->Port);
+  CHECK_STATUS(Connect(&Pair->Here, Pair->Port), STATUS_SUCCESS);
+  CHECK_STATUS(Finish(&listen), STATUS_SUCCESS);
+  CHECK(PortOf(&Pair->There) == Pair->Port);
+  Query(&Pair->Here, TDI_QUERY_ADDRESS_INFO, answer, sizeof answer, STATUS_SUCCESS);
+  memcpy(&found, answer + FIELD_OFFSET(TDI_ADDRESS_INFO, Address), sizeof found);
+  CHECK(found.Address[0].Address[0].in_addr == 0x0100007F);
+  CHECK_STATUS(Disconnect(&Pair->Here, TDI_DISCONNECT_ABORT), STATUS_SUCCESS);
+  OpenConnection(&alone, NULL);
+  Query(&alone, TDI_QUERY_ADDRESS_INFO, answer, sizeof answer, STATUS_ADDRESS_NOT_ASSOCIATED);
+  CloseFile(&alone);
+}
+
 /* Requests on the wrong file or with wrong parameters complete with a status. */
 static void Misuse(PPAIR Pair) {
   OPENED control, other;
@@ -373,6 +451,8 @@ int main(int argc, char **argv) {
   Cancel(&pair);
   Receives(&pair);
   Queries(&pair);
+  Stacks(&pair);
+  AddressOfConnection(&pair);
   Misuse(&pair);
   CloseWithSends(&pair);
   LockedMemory(&pair);

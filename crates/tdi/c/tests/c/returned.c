@@ -16,6 +16,9 @@ typedef struct _SERVER {
   BOOLEAN Slow;                /* the connect handler takes its time */
   BOOLEAN NoFile;              /* the accept has no file object */
   BOOLEAN NoAccept;            /* the accept is another request */
+  BOOLEAN NoNext;              /* IoSetNextIrpStackLocation is not called on the receive */
+  KEVENT Disconnected;
+  ULONG ReceivesBefore;        /* the disconnect event */
   POPENED ReceiveOn;           /* the connection of the receive */
 } SERVER, *PSERVER;
 
@@ -95,11 +98,27 @@ static NTSTATUS NTAPI OnReceive(PVOID TdiEventContext, CONNECTION_CONTEXT Connec
   MmBuildMdlForNonPagedPool(mdl);
   TdiBuildReceive(irp, server->ReceiveOn->Device, server->ReceiveOn->File, ReceiveDone, server, mdl, 0,
                   sizeof server->Data);
-  IoSetNextIrpStackLocation(irp);
+  if (!server->NoNext)
+    IoSetNextIrpStackLocation(irp);
   *BytesTaken = BytesIndicated;
   *IoRequestPacket = irp;
   KeSetEvent(&server->Posted, 0, FALSE);
   return STATUS_MORE_PROCESSING_REQUIRED;
+}
+
+static NTSTATUS NTAPI OnDisconnect(PVOID TdiEventContext, CONNECTION_CONTEXT ConnectionContext,
+                                   LONG DisconnectDataLength, PVOID DisconnectData, LONG DisconnectInformationLength,
+                                   PVOID DisconnectInformation, ULONG DisconnectFlags) {
+  PSERVER server = (PSERVER)TdiEventContext;
+  UNREFERENCED_PARAMETER(ConnectionContext);
+  UNREFERENCED_PARAMETER(DisconnectDataLength);
+  UNREFERENCED_PARAMETER(DisconnectData);
+  UNREFERENCED_PARAMETER(DisconnectInformationLength);
+  UNREFERENCED_PARAMETER(DisconnectInformation);
+  UNREFERENCED_PARAMETER(DisconnectFlags);
+  server->ReceivesBefore = server->Receives;
+  KeSetEvent(&server->Disconnected, 0, FALSE);
+  return STATUS_SUCCESS;
 }
 
 static void OpenServer(void) {
@@ -108,6 +127,7 @@ static void OpenServer(void) {
   KeInitializeEvent(&Server.Accepted, SynchronizationEvent, FALSE);
   KeInitializeEvent(&Server.Posted, SynchronizationEvent, FALSE);
   KeInitializeEvent(&Server.Received, SynchronizationEvent, FALSE);
+  KeInitializeEvent(&Server.Disconnected, SynchronizationEvent, FALSE);
   CHECK_STATUS(OpenAddress(&Server.Address, 0, 0), STATUS_SUCCESS);
   OpenConnection(&Server.Connection, &Server);
   Server.ReceiveOn = &Server.Connection;
@@ -194,6 +214,37 @@ static void ClosedAddress(void) {
   CloseFile(&Server.Connection);
 }
 
+/* A receive completes before the disconnect event when the peer disconnects, with and without its own stack location. */
+static void EndedConnection(void) {
+  OPENED address, client;
+  ULONG taken, round;
+  OpenServer();
+  CHECK_STATUS(SetHandler(&Server.Address, TDI_EVENT_DISCONNECT, (PVOID)OnDisconnect, &Server), STATUS_SUCCESS);
+  OpenClient(&address, &client);
+  for (round = 0; round < 2; round++) {
+    Server.NoNext = round == 1;
+    CHECK_STATUS(Connect(&client, PortOf(&Server.Address)), STATUS_SUCCESS);
+    Await(&Server.Accepted);
+    CHECK_STATUS(Send(&client, "call", 4, 0, &taken), STATUS_SUCCESS);
+    Await(&Server.Posted);
+    CHECK_STATUS(Send(&client, "data", 4, 0, &taken), STATUS_SUCCESS);
+    Await(&Server.Received);
+    CHECK_STATUS(Server.Receive, STATUS_SUCCESS);
+    CHECK(Server.Information == 4 && memcmp(Server.Data, "data", 4) == 0);
+    CHECK_STATUS(Send(&client, "call", 4, 0, &taken), STATUS_SUCCESS);
+    Await(&Server.Posted);
+    CHECK_STATUS(Disconnect(&client, TDI_DISCONNECT_ABORT), STATUS_SUCCESS);
+    Await(&Server.Received);
+    Await(&Server.Disconnected);
+    CHECK(!NT_SUCCESS(Server.Receive) && Server.Information == 0);
+    CHECK(Server.Receives == 2 * round + 2 && Server.ReceivesBefore == Server.Receives);
+  }
+  CloseFile(&client);
+  CloseFile(&address);
+  CloseFile(&Server.Connection);
+  CloseFile(&Server.Address);
+}
+
 /* An abort cancels the requests of its connection, and not those of the next one. */
 static void AbortAndConnect(void) {
   enum { ROUNDS = 50 };
@@ -275,6 +326,7 @@ int main(int argc, char **argv) {
   ReturnedAddress();
   WrongIrps();
   ClosedAddress();
+  EndedConnection();
   AbortAndConnect();
   ClosedConnection();
   printf("returned over %s: each IRP completed once\n", DeviceText);

@@ -243,15 +243,16 @@ fn late_end_of_an_old_connection_keeps_the_new_one() {
         ends.remote.set_client(Some(slow.clone()));
         drop(ends.here.send("old", PLAIN));
         within(slow.is_at_work.notified()).await;
-        within(ends.there.disconnect(DisconnectFlags::ABORT, None))
-            .await
-            .unwrap();
+        // The abort completes when the handler has returned.
+        let mut abort = ends.there.disconnect(DisconnectFlags::ABORT, None);
         within(ends.here.disconnected()).await.unwrap();
         ends.connect().await;
+        not_yet(&mut abort).await;
         drop(ends.here.send("new", PLAIN));
         not_yet(slow.is_at_work.notified()).await;
         let before = ends.transport.statistics();
         drop(go_on);
+        within(abort).await.unwrap();
         within(slow.is_at_work.notified()).await;
         not_yet(ends.there.disconnected()).await;
         assert_eq!(ends.there.state(), EndpointState::Connected);

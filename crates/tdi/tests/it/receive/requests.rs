@@ -66,6 +66,11 @@ impl ReceiveTarget for Place {
         let text = String::from_utf8(bytes.to_vec()).unwrap();
         self.0.lock().unwrap().push(text);
     }
+
+    fn completed(self: Box<Self>, status: Status, information: usize) {
+        let text = format!("{status} {information}");
+        self.0.lock().unwrap().push(text);
+    }
 }
 
 /// Each byte is copied once, when it arrives.
@@ -87,7 +92,10 @@ fn target_gets_data_as_it_arrives() {
     };
     assert_eq!(completion.status, Status::BUFFER_OVERFLOW);
     assert_eq!((completion.information, completion.buffer.len()), (5, 0));
-    // The target was dropped before the completion was reported.
+    let target = completion.target.expect("it is returned");
+    target.completed(completion.status, completion.information);
+    let seen = ["ab", "cde", "STATUS_BUFFER_OVERFLOW 5"];
+    assert_eq!(*placed.lock().unwrap(), seen);
     assert_eq!(Arc::strong_count(&placed), 1);
     assert_eq!(next(&mut inbound), "fgh/3");
 }
