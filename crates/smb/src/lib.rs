@@ -7,6 +7,7 @@
 //! * [`network_interface`]: the interfaces that a server offers.
 //! * [`client_channel`]: removes the RDMA channel from requests of a client whose server has no RDMA.
 //! * [`server_channel`]: adds an RDMA channel to requests of a client that has no RDMA.
+//! * [`slow`]: the names, sentences and cures of what makes SMB Direct slow.
 //!
 //! ```text
 //!   client with RDMA ── ClientChannel ── plain SMB2 ── ServerChannel ── server with RDMA
@@ -22,6 +23,7 @@ pub mod file_information;
 pub mod frame;
 pub mod network_interface;
 pub mod server_channel;
+pub mod slow;
 pub mod smb2;
 
 mod fault;
