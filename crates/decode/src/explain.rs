@@ -8,22 +8,28 @@
 //! verdict      the sums of all           -> the largest causes, their evidence and cures
 //! ```
 //!
+//! What the capture does not show never counts: not for a cause, and not against one. The time of a request counts when its
+//! answer is seen ([`waits`]), the rest is not seen; and of the causes only those are named that are larger than that.
+//!
 //! A capture is read once. Each connection keeps at most 65536 things that happened until they are in order, and all
 //! connections together at most [`MAX_MARKS`].
 
 mod account;
 pub(crate) mod assembly;
 mod cause;
+mod clock;
 mod operations;
 mod path;
 mod report;
 mod timeline;
 mod verdict;
+mod waits;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use self::{
     assembly::{Assembly, Message},
+    clock::Clock,
     operations::{Operations, nanos},
     path::{Path, Signs},
     timeline::{Mark, Timeline, What},
@@ -64,8 +70,7 @@ pub struct Explain {
     connections: BTreeMap<u32, Connection>,
     /// Marks of all connections that wait.
     marks: usize,
-    packets: u64,
-    has_time: bool,
+    clock: Clock,
     /// Connections beyond [`MAX_CONNECTIONS`].
     ignored: u64,
 }
@@ -79,6 +84,7 @@ struct Connection {
     operations: Operations,
     path: Path,
     timeline: Timeline,
+    first: Position,
     last: Position,
     fewest_send_credits: [Option<u32>; 2],
     /// Whether each end had send credits to spare in the last mark.
@@ -104,16 +110,14 @@ impl Explain {
             streams: Streams::new(ports, udp_ports).with_detail(Detail::Heads),
             connections: BTreeMap::new(),
             marks: 0,
-            packets: 0,
-            has_time: false,
+            clock: Clock::default(),
             ignored: 0,
         }
     }
 
     /// Takes the next packet.
     pub fn packet(&mut self, packet: &Packet<'_>) {
-        self.packets += 1;
-        self.has_time |= !packet.time.is_zero();
+        self.clock.packet(packet.time, packet.frame);
         let Self {
             streams,
             connections,
@@ -150,34 +154,12 @@ impl Explain {
         } = &mut self;
         streams.finish(&mut |event| take(connections, marks, ignored, &event));
         for connection in self.connections.values_mut() {
-            connection.finish();
+            connection.finish(self.clock.latest);
         }
-        let mut unseen = verdict::unseen(&self.connections);
-        if self.packets > 0 && !self.has_time {
-            unseen.push("The capture has no times.".into());
-        }
-        let counts = self.streams.counts();
-        let cut = counts.cut + counts.roce.cut;
-        let headless: u64 = self
-            .connections
-            .values()
-            .map(|connection| connection.headless)
-            .sum();
-        let has_gaps = self.connections.values().any(|one| one.gaps > 0);
-        if headless > 0 && !has_gaps {
-            let line = format!(
-                "{headless} messages are cut before the end of their SMB2 header, and cannot be explained: capture 256 bytes of each packet, or all (tcpdump -s 256, -s 0)."
-            );
-            unseen.insert(0, line);
-        } else if cut > 0 {
-            let what = if has_gaps {
-                "and messages with them: what a server sent in them counts as data of its READs, and credits are unknown, so the causes may be wrong. Capture whole packets (tcpdump -s 0)"
-            } else {
-                "and what is in their headers is explained"
-            };
-            let line = format!("{cut} packets are cut short, {what}.");
-            unseen.insert(0, line);
-        }
+        let fault = self.clock.fault();
+        let mut unseen: Vec<String> = fault.iter().cloned().collect();
+        unseen.extend(self.cut());
+        unseen.extend(verdict::unseen(&self.connections));
         if self.ignored > 0 {
             unseen.push(format!(
                 "{} more connections are not explained.",
@@ -190,14 +172,15 @@ impl Explain {
             .any(|connection| connection.requests() > 0);
         let verdict = match self.streams.plain_smb() {
             Some(plain) if !uses_rdma => verdict::without_rdma(plain),
-            Some(plain) => {
-                unseen.push(format!(
-                    "{} bytes went over TCP to or from port 445: SMB without RDMA, which is not explained.",
-                    plain.bytes
-                ));
-                verdict::verdict(&self.connections)
+            plain => {
+                unseen.extend(plain.map(|plain| {
+                    format!(
+                        "{} bytes went over TCP to or from port 445: SMB without RDMA, which is not explained.",
+                        plain.bytes
+                    )
+                }));
+                verdict::verdict(&self.connections, fault.is_none())
             }
-            None => verdict::verdict(&self.connections),
         };
         Explanation {
             verdict,
@@ -205,6 +188,29 @@ impl Explain {
             connections: verdict::connections(&self.connections),
             unseen,
         }
+    }
+
+    /// Says what packets that are cut short do not show.
+    fn cut(&self) -> Option<String> {
+        let counts = self.streams.counts();
+        let cut = counts.cut + counts.roce.cut;
+        let of_all =
+            |of: fn(&Connection) -> u64| -> u64 { self.connections.values().map(of).sum() };
+        let headless = of_all(|connection| connection.headless);
+        let hidden = of_all(|connection| connection.operations.hidden);
+        if headless > 0 {
+            return Some(format!(
+                "{headless} messages are cut before the end of their SMB2 header, and cannot be explained: capture 256 bytes of each packet, or all (tcpdump -s 256, -s 0)."
+            ));
+        }
+        (cut > 0).then(|| {
+            let what = if hidden > 0 {
+                format!("and the answers of {hidden} requests with them: their time is not seen. Capture whole packets (tcpdump -s 0)")
+            } else {
+                "and what is in their headers is explained".into()
+            };
+            format!("{cut} packets are cut short, {what}.")
+        })
     }
 }
 
@@ -244,6 +250,7 @@ impl Connection {
             operations: Operations::default(),
             path: Path::default(),
             timeline: Timeline::new(from_start),
+            first,
             last: first,
             fewest_send_credits: [None; 2],
             had_credits: [None; 2],
@@ -275,11 +282,11 @@ impl Connection {
                 }
             }
             EventKind::Gap { .. } | EventKind::MissingPackets { .. } => {
-                self.gaps += 1;
-                if let Some(hidden) = event.extra.hidden {
-                    self.cut(event, hidden);
+                if event.extra.hidden.is_some() {
+                    self.cut(event);
                     return;
                 }
+                self.gaps += 1;
                 self.assembly.lost();
                 let at = event.position;
                 if matches!(event.kind, EventKind::MissingPackets { .. }) {
@@ -289,7 +296,7 @@ impl Connection {
             }
             EventKind::Closed { .. } if !self.has_ended => {
                 self.has_ended = true;
-                self.with_operations(|operations, marks| operations.forget(event.position, marks));
+                self.with_operations(|operations, marks| operations.finish(event.position, marks));
             }
             _ => {
                 self.rdma(event);
@@ -299,12 +306,12 @@ impl Connection {
     }
 
     /// Takes bytes that are cut, of packets that are in the capture.
-    fn cut(&mut self, event: &Event, hidden: u64) {
+    fn cut(&mut self, event: &Event) {
         let at = event.position;
         if let Some(by_client) = self.by_client(event) {
             self.assembly.lost_from(by_client);
             self.with_operations(|operations, marks| {
-                operations.cut(by_client, hidden, at, marks);
+                operations.cut(by_client, at, marks);
             });
         }
     }
@@ -397,13 +404,20 @@ impl Connection {
         self.timeline.settle(count, self.path.round_trips());
     }
 
-    fn finish(&mut self) {
+    /// Ends the capture at a time.
+    fn finish(&mut self, end: Duration) {
+        // Until then the answers could have come.
+        if self.operations.is_waiting() && !self.path.lacks_an_end() {
+            self.last.time = end.max(self.last.time);
+        }
         let (time, frame) = (nanos(self.last), self.last.frame);
         let mut signs = Signs::default();
         self.path.finish(time, &mut signs);
         for (time, what) in signs.marks {
             self.mark(time, frame, what);
         }
+        let at = self.last;
+        self.with_operations(|operations, marks| operations.finish(at, marks));
         let what = What::Packet {
             by_client: true,
             has_data: false,

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut, Index, IndexMut, Not};
 
 /// An end of a connection, or the direction in which it sends. A is the end that the capture shows first. Which of
 /// them is the initiator may become known later, or never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
     /// The end that the capture shows first.
     A,

@@ -64,19 +64,22 @@ fn verdict(report: &Report, verdict: &Verdict) {
         time(seconds),
         rate(verdict.bytes, seconds)
     ));
-    let limit = match verdict.limit {
-        Limit::Wire => {
-            "the path, or the processors that fill it: bytes were on the wire, or data was being placed"
-        }
-        Limit::Server => "the server, which is not slower than one with a fast disk",
-        Limit::Client => "the client, which asks for nothing",
-    };
     if verdict.causes.is_empty() {
+        let limit = verdict.limit.map(|limit| match limit {
+            Limit::Wire => {
+                "the path, or the processors that fill it: bytes were on the wire, or data was being placed"
+            }
+            Limit::Server => "the server, which is not slower than one with a fast disk",
+            Limit::Client => "the client, which asks for nothing",
+        });
         report.line("");
-        report.line(style.good(&format!(
-            "Nothing is wrong. The limit is {limit} ({} of the time).",
-            percent(verdict.limit_share)
-        )));
+        report.line(match limit {
+            Some(limit) => style.good(&format!(
+                "Nothing is wrong. The limit is {limit} ({} of the time).",
+                percent(verdict.limit_share)
+            )),
+            None => style.bold("The capture cannot tell what is slow."),
+        });
     }
     for (index, cause) in verdict.causes.iter().enumerate() {
         self::cause(report, index + 1, cause);
@@ -135,6 +138,9 @@ fn connection(report: &Report, connection: &ConnectionReport) {
     report.line(report.style.dim(&head));
     for request in &connection.requests {
         report.line(self::request(request));
+        if request.failed > 0 {
+            report.line(format_args!("{} of them failed", request.failed));
+        }
     }
     for in_messages in &connection.in_messages {
         report.line(format_args!(

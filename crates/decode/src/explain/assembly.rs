@@ -92,8 +92,7 @@ impl Assembly {
         let protocol = Protocol::of(payload);
         self.learn_client(event, payload);
         let from_client = self.is_client(event)?;
-        let begins = !matches!(transfer.payload, Payload::Continued | Payload::None)
-            || protocol == Protocol::Smb2;
+        let begins = !matches!(transfer.payload, Payload::Continued | Payload::None);
         let partial = &mut self.partial[usize::from(from_client)];
         if begins {
             *partial = Some(Message {

@@ -1,4 +1,6 @@
-//! What the packets of a connection say about its path: round trips, losses, and closed windows.
+//! What the packets of a connection say about its path: round trips, losses, and windows.
+
+mod pace;
 
 use std::time::Duration;
 
@@ -11,23 +13,36 @@ use super::{
     PACKET_INTERVAL,
     operations::nanos,
     report::PathReport,
-    timeline::{LONG_ROUND_TRIP, RoundTrips, What},
+    timeline::{LONG_ROUND_TRIP, RoundTrips, What, Window},
 };
 use crate::{
     event::{Event, EventKind, Repeated, RocePacket},
     tcp::{Recovery, TcpPacket},
 };
 
+use self::pace::Pace;
+
 /// The path of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Path {
-    /// The shortest round trips to the client and to the server, in nanoseconds.
+    /// The shortest round trips to the client and to the server, in nanoseconds, by any packet, and by those that only
+    /// acknowledge: an answer acknowledges when the server has it.
     shortest: [Option<u64>; 2],
-    /// Whether the window of the peer is closed to the server and to the client.
-    closed: [bool; 2],
+    by_acknowledgement: [Option<u64>; 2],
+    /// Whether the server and the client have used up the window of their peer.
+    full: [bool; 2],
+    last_window: Window,
+    /// The last window that the client and the server offered, and the largest.
+    windows: [Option<[u32; 2]>; 2],
+    /// What the client and the server send in each round trip.
+    paces: [Pace; 2],
+    /// Packets of the client and the server.
+    packets: [u64; 2],
+    /// Packets that the capture has a second time, and how long after the first in total.
+    copies: (u64, u64),
     ends: [EndOfRoce; 2],
-    /// A recovery of TCP that has not ended: since when, the attempts, and the length of the packet.
-    recovery: Option<(u64, u32, u32)>,
+    /// A recovery of TCP that has not ended.
+    recovery: Option<Sending>,
     /// The congestion windows of the client and of the server.
     flights: [Flight; 2],
     /// The time and the sort of the last packet that was marked.
@@ -35,6 +50,26 @@ pub(super) struct Path {
     /// Bytes of packets that were not marked since.
     unmarked_bytes: u32,
     pub(super) report: PathReport,
+}
+
+/// Bytes that are sent again: since when, how often, and the lengths of the largest and of the last packet with them.
+#[derive(Clone, Copy, Debug)]
+struct Sending {
+    since: u64,
+    attempts: u32,
+    largest: u32,
+    last: u32,
+}
+
+impl Sending {
+    /// Returns the length of a packet that has not arrived, if the bytes have arrived now: they came in a smaller one.
+    const fn never_arrived(self) -> u32 {
+        if self.last < self.largest {
+            self.largest
+        } else {
+            0
+        }
+    }
 }
 
 /// How many bytes an end sends in half a round trip. That shows its congestion window wherever the capture is: bytes in
@@ -79,6 +114,12 @@ pub(super) struct Signs {
     pub(super) marks: Vec<(u64, What)>,
 }
 
+/// If one packet of so many is there twice, the capture has been merged from two.
+const MERGED_PART: u64 = 4;
+/// Copies that a switch or an interface makes are closer to each other, in nanoseconds.
+const MERGED_TIME: u64 = 50_000;
+/// Fewer packets of one end do not show that those of the other are missing.
+const MIN_PACKETS: u64 = 8;
 /// If the first packet of a loss was sent again this often, no copy of it arrives.
 const BLACK_HOLE_ATTEMPTS: u32 = 3;
 /// A sender has sent a packet again so often after this time: after 0.2 s, 0.4 s and 0.8 s, and a round trip.
@@ -90,7 +131,37 @@ impl Path {
     /// Returns the round trips, as far as they are known.
     pub(super) fn round_trips(&self) -> RoundTrips {
         let [client, server] = self.shortest.map(Option::unwrap_or_default);
-        RoundTrips { client, server }
+        let longer = usize::from(server >= client);
+        let pair = self.by_acknowledgement[longer].zip(self.shortest[longer]);
+        let is_near = pair.is_some_and(|(measured, any)| measured / 8 <= any / 7);
+        RoundTrips {
+            client,
+            server,
+            is_certain: is_near && !self.is_merged(),
+        }
+    }
+
+    /// Returns the largest window that an end has offered: the client is 0.
+    pub(super) fn largest_window(&self, end: usize) -> Option<u32> {
+        self.windows[end].map(|[_, most]| most)
+    }
+
+    /// Returns whether the packets are those of captures of both ends: each is there twice, some time apart.
+    pub(super) fn is_merged(&self) -> bool {
+        let (copies, time) = self.copies;
+        let packets: u64 = self.packets.iter().sum();
+        copies >= packets / MERGED_PART && time >= copies.saturating_mul(MERGED_TIME) && copies > 0
+    }
+
+    /// Returns the mean time between the two copies of a packet in nanoseconds.
+    pub(super) fn copied_after(&self) -> u64 {
+        self.copies.1 / self.copies.0.max(1)
+    }
+
+    /// Returns whether the capture has packets of one end only.
+    pub(super) fn lacks_an_end(&self) -> bool {
+        let [one, other] = self.packets;
+        one.min(other) == 0 && one.max(other) >= MIN_PACKETS
     }
 
     /// Returns the shortest round trips to the client and to the server in seconds.
@@ -103,10 +174,18 @@ impl Path {
     pub(super) fn event(&mut self, event: &Event, by_client: bool, signs: &mut Signs) {
         let now = nanos(event.position);
         match &event.kind {
-            EventKind::TcpPacket(packet) if !packet.is_copy => {
+            EventKind::TcpPacket(packet) => {
+                if let Some(after) = packet.copied_after {
+                    let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+                    self.copies.0 += 1;
+                    self.copies.1 = self.copies.1.saturating_add(after);
+                    return;
+                }
+                self.packets[usize::from(!by_client)] += 1;
                 self.tcp(packet, by_client, (now, event.position.frame), signs);
             }
             EventKind::Packet(packet) if packet.repeated != Repeated::CapturedAgain => {
+                self.packets[usize::from(!by_client)] += 1;
                 self.roce(packet, by_client, (now, event.position.frame), signs);
             }
             EventKind::Nak { psn, .. } => {
@@ -121,11 +200,11 @@ impl Path {
 
     /// Ends the recoveries that the capture does not show the end of.
     pub(super) fn finish(&mut self, now: u64, signs: &mut Signs) {
-        if let Some((since, attempts, length)) = self.recovery.take() {
-            loss(since, now, attempts, length, signs);
+        if let Some(sending) = self.recovery.take() {
+            loss(sending.since, now, sending.attempts, sending.largest, signs);
         }
         for end in &mut self.ends {
-            end.end_loss(now, signs);
+            end.end_loss(now, false, signs);
         }
     }
 
@@ -155,8 +234,9 @@ impl Path {
         }
         if let Some(round_trip) = packet.round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
-            self.round_trip(!by_client, nanos);
+            self.round_trip(!by_client, nanos, !has_data);
         }
+        self.pace(packet, by_client, now, signs);
         self.report.duplicate_acks += u64::from(packet.duplicate_ack);
         self.report.zero_windows += u64::from(packet.zero_window);
         if packet.sent_again {
@@ -168,19 +248,33 @@ impl Path {
         if let Some(since) = packet.lacks_since {
             self.lacks(since, now);
         }
-        let were_closed = self.closed.contains(&true);
         if has_data {
-            self.closed[usize::from(by_client)] = packet.window_full;
+            self.full[usize::from(by_client)] = packet.window_full;
         }
         if packet.zero_window {
-            self.closed[usize::from(!by_client)] = true;
+            self.full[usize::from(!by_client)] = true;
         } else if packet.acknowledges {
-            self.closed[usize::from(!by_client)] = false;
+            self.full[usize::from(!by_client)] = false;
         }
-        let are_closed = self.closed.contains(&true);
-        if were_closed != are_closed {
-            signs.marks.push((now, What::Window(are_closed)));
+        let window = self.window();
+        if std::mem::replace(&mut self.last_window, window) != window {
+            signs.marks.push((now, What::Window(window)));
         }
+    }
+
+    fn window(&self) -> Window {
+        // The window of the client is that of the server's data.
+        let of = |(full, window): (&bool, &Option<[u32; 2]>)| match window {
+            _ if !full => Window::Open,
+            Some([last, most]) if last <= &(most / 2) => Window::Shrunk,
+            _ => Window::Full,
+        };
+        let [client, server] = &self.windows;
+        let both = [client, server]
+            .into_iter()
+            .zip([&self.full[0], &self.full[1]]);
+        let both = both.map(|(window, full)| of((full, window)));
+        both.max().unwrap_or_default()
     }
 
     fn recovery(
@@ -195,8 +289,7 @@ impl Path {
         if recovery.spurious {
             self.recovery = None;
         } else if recovery.ended {
-            let length = self.recovery.map_or(0, |(.., length)| length);
-            self.recovery = None;
+            let length = self.recovery.take().map_or(0, Sending::never_arrived);
             loss(since, now, recovery.attempts, length, signs);
             // A packet that is only late fills its hole earlier than a copy of it can.
             if now.saturating_sub(since) >= self.round_trips().longest() / 2 {
@@ -209,7 +302,15 @@ impl Path {
                 signs.marks.push((now, what));
             }
         } else {
-            self.recovery = Some((since, recovery.attempts, length));
+            let largest = self
+                .recovery
+                .map_or(length, |before| before.largest.max(length));
+            self.recovery = Some(Sending {
+                since,
+                attempts: recovery.attempts,
+                largest,
+                last: length,
+            });
         }
     }
 
@@ -217,7 +318,12 @@ impl Path {
     fn lacks(&mut self, since: Duration, now: u64) {
         let since = u64::try_from(since.as_nanos()).unwrap_or(now);
         if now.saturating_sub(since) >= BLACK_HOLE_TIME && self.recovery.is_none() {
-            self.recovery = Some((since, BLACK_HOLE_ATTEMPTS, BLACK_HOLE_BYTES));
+            self.recovery = Some(Sending {
+                since,
+                attempts: BLACK_HOLE_ATTEMPTS,
+                largest: BLACK_HOLE_BYTES,
+                last: BLACK_HOLE_BYTES,
+            });
         }
     }
 
@@ -226,9 +332,35 @@ impl Path {
         self.report.first_sent_again.get_or_insert(frame);
     }
 
-    fn round_trip(&mut self, to_server: bool, nanos: u64) {
-        let shortest = &mut self.shortest[usize::from(to_server)];
-        *shortest = Some(shortest.map_or(nanos, |shortest| shortest.min(nanos)));
+    /// Takes what an end sends in each round trip, and the window that it offers.
+    fn pace(&mut self, packet: &TcpPacket, by_client: bool, now: u64, signs: &mut Signs) {
+        let end = usize::from(!by_client);
+        let round_trips = self.round_trips();
+        if packet.length > 0 && round_trips.longest() >= LONG_ROUND_TRIP {
+            let window = self.windows[1 - end].map(|[last, _]| last);
+            let is_new = !packet.sent_again;
+            let sent = (u64::from(packet.length), now, is_new);
+            if let Some((by, since)) = self.paces[end].send(sent, window, round_trips.longest()) {
+                for (time, begins) in [(since, true), (now, false)] {
+                    signs.marks.push((time, What::Limited { by, begins }));
+                }
+            }
+        }
+        if let Some(window) = packet.window {
+            let most = self.windows[end].map_or(window, |[_, most]| most.max(window));
+            self.windows[end] = Some([window, most]);
+        }
+    }
+
+    fn round_trip(&mut self, to_server: bool, nanos: u64, is_pure: bool) {
+        let least = |known: &mut Option<u64>| {
+            *known = Some(known.map_or(nanos, |known| known.min(nanos)));
+        };
+        let end = usize::from(to_server);
+        least(&mut self.shortest[end]);
+        if is_pure {
+            least(&mut self.by_acknowledgement[end]);
+        }
     }
 
     /// Marks a packet, unless another one like it was marked just before.
@@ -288,7 +420,7 @@ impl Path {
             return;
         }
         if end.loss.is_some_and(|loss| psn.distance(loss.until) > 0) {
-            end.end_loss(now, signs);
+            end.end_loss(now, true, signs);
         }
         if end.highest.is_none_or(|highest| psn.distance(highest) > 0) {
             end.highest = Some(psn);
@@ -314,14 +446,14 @@ impl Path {
     ) {
         let end = &mut self.ends[usize::from(by_client)];
         if end.loss.is_some_and(|loss| psn.distance(loss.until) >= 0) {
-            end.end_loss(now, signs);
+            end.end_loss(now, true, signs);
         }
         if let Some((probe, sent)) = end.probe
             && psn.distance(probe) >= 0
         {
             end.probe = None;
             if is_ack {
-                self.round_trip(!by_client, now.saturating_sub(sent));
+                self.round_trip(!by_client, now.saturating_sub(sent), true);
             }
         }
     }
@@ -360,14 +492,15 @@ impl EndOfRoce {
         }
     }
 
-    fn end_loss(&mut self, now: u64, signs: &mut Signs) {
+    fn end_loss(&mut self, now: u64, has_arrived: bool, signs: &mut Signs) {
         if let Some(ended) = self.loss.take() {
-            loss(ended.since, now, ended.attempts, ended.length, signs);
+            let length = if has_arrived { 0 } else { ended.length };
+            loss(ended.since, now, ended.attempts, length, signs);
         }
     }
 }
 
-/// Marks a loss.
+/// Marks a loss; `length` is that of a packet that has never arrived.
 fn loss(since: u64, until: u64, attempts: u32, length: u32, signs: &mut Signs) {
     let is_black_hole = attempts >= BLACK_HOLE_ATTEMPTS && length >= BLACK_HOLE_BYTES;
     for (time, begins) in [(since, true), (until.max(since), false)] {

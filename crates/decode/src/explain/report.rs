@@ -30,8 +30,8 @@ pub struct Verdict {
     pub bytes: u64,
     /// The largest causes, the largest first; none if nothing is wrong.
     pub causes: Vec<CauseReport>,
-    /// What limits the connections apart from that.
-    pub limit: Limit,
+    /// What limits the connections apart from that; `None` if the capture cannot tell.
+    pub limit: Option<Limit>,
     /// The share of the time that belongs to no cause.
     pub limit_share: f64,
 }
@@ -40,6 +40,7 @@ pub struct Verdict {
 #[derive(Clone, Debug, Serialize)]
 pub struct CauseReport {
     /// The cause.
+    #[serde(serialize_with = "slug")]
     pub cause: Cause,
     /// Seconds that it took.
     pub seconds: f64,
@@ -120,7 +121,9 @@ pub struct RequestReport {
     pub size: &'static str,
     /// How many.
     pub requests: u64,
-    /// Bytes that they asked for.
+    /// How many of them failed.
+    pub failed: u64,
+    /// Bytes that they moved.
     pub bytes: u64,
     /// Bytes that moved by RDMA.
     pub rdma_bytes: u64,
@@ -240,4 +243,8 @@ impl SizeClass {
 
 fn ends<S: serde::Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(ends.iter().map(ToString::to_string))
+}
+
+fn slug<S: serde::Serializer>(cause: &Cause, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cause.slug())
 }

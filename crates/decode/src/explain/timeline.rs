@@ -3,12 +3,16 @@
 //! What happens on a connection is a list of [`Mark`]s. A loss shows only later when it began, and a message that
 //! waited for missing bytes is known late, so marks arrive out of order: the last ones are kept, sorted, and
 //! settled when there are too many. Between two marks nothing changes, and the interval counts for one phase.
+//!
+//! Time in which requests are in the server is not certain before one of them is answered: it waits in [`Waits`]. If the
+//! answer cannot be seen, the time is not seen either.
 
 use std::collections::BTreeSet;
 
 use super::{
     account::Account,
     cause::{Cause, Phase},
+    waits::Waits,
 };
 
 /// Something that happened.
@@ -46,12 +50,21 @@ pub(super) enum What {
     },
     /// The SMB Direct send credits of the client and the server.
     SendCredits([Option<u32>; 2]),
-    /// The SMB2 credits of the client, and how many its next request needs.
-    Smb2Credits { held: i64, charge: i64 },
+    /// Whether the client has too few SMB2 credits for a request like the last, and asked for more.
+    Smb2Credits { is_short: bool },
+    /// The server has said that a request waits.
+    Announced {
+        id: u64,
+        asked: u64,
+        from: Tag,
+        to: Tag,
+    },
     /// A loss begins or ends; `is_black_hole` if large packets never arrive.
     Loss { begins: bool, is_black_hole: bool },
-    /// Whether the window of a receiver is closed.
-    Window(bool),
+    /// The window of a receiver.
+    Window(Window),
+    /// A buffer of an end limits what a round trip carries, or no longer does.
+    Limited { by: Buffer, begins: bool },
     /// A loss has reduced the congestion window of an end, or the window has its size again.
     ReducedWindow { by_client: bool, begins: bool },
     /// The capture lacks packets directly before this.
@@ -60,7 +73,25 @@ pub(super) enum What {
     Unseen,
 }
 
-/// The place of a request.
+/// The window of a receiver for its sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Window {
+    #[default]
+    Open,
+    /// The sender has used it up. The receiver may be about to acknowledge.
+    Full,
+    /// The same, and it is smaller than before: the receiver does not take the bytes from its socket.
+    Shrunk,
+}
+
+/// The buffer of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Buffer {
+    Receive,
+    Send,
+}
+
+/// The place of a request. The last three end its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Request,
@@ -69,7 +100,12 @@ pub(super) enum Stage {
     Response,
     /// Between two RDMA operations of the request.
     Between,
+    /// It was answered in sight.
     Done,
+    /// Its answer cannot be seen.
+    Hidden,
+    /// The connection or the capture ended without its answer.
+    Unanswered,
 }
 
 /// What a request asks for.
@@ -87,6 +123,12 @@ pub(super) enum Sort {
     /// A READ or WRITE whose data is in messages, for this reason.
     InMessages(Cause),
     Metadata,
+    /// A request of a login.
+    Login,
+    /// The server has announced that it waits.
+    Announced,
+    /// The capture lacks what it asks for.
+    Unseen,
 }
 
 /// Known properties of the path and of the ends, for which no end is to blame.
@@ -95,6 +137,8 @@ pub(super) struct RoundTrips {
     /// From the capture to the client and back, and to the server and back, in nanoseconds.
     pub(super) client: u64,
     pub(super) server: u64,
+    /// Whether they were measured by packets that only acknowledge. Those with an answer acknowledge late.
+    pub(super) is_certain: bool,
 }
 
 impl RoundTrips {
@@ -112,7 +156,18 @@ pub(super) struct Timeline {
     frame: u64,
     is_in_setup: bool,
     state: State,
+    waits: Waits,
+    /// A late acknowledgement that ended a wait, its sender, and the beginning of the wait.
+    late: Option<LateAcknowledgement>,
     pub(super) account: Account,
+}
+
+/// An acknowledgement that came after [`DELAYED_ACKNOWLEDGEMENT`]. If its peer sends data at once, that waited for it.
+#[derive(Clone, Copy, Debug)]
+struct LateAcknowledgement {
+    by_client: bool,
+    waited_since: u64,
+    time: u64,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +181,8 @@ struct State {
     threshold: i32,
     metadata: i32,
     small: i32,
+    login: i32,
+    announced: i32,
     /// The nanoseconds that a server needs for all requests if it is not slow.
     work: u64,
     /// The time when the server had each request, and its number.
@@ -134,11 +191,12 @@ struct State {
     /// The time when the last request was answered, if none is outstanding.
     done: u64,
     send_credits: [Option<u32>; 2],
-    smb2_held: Option<i64>,
-    smb2_charge: i64,
+    lacks_smb2_credits: bool,
+    /// Send and receive buffers that limit.
+    limited: [i32; 2],
     losses: i32,
     black_holes: i32,
-    window: bool,
+    window: Window,
     /// Whether a loss has reduced the congestion windows of the client and of the server.
     reduced: [bool; 2],
     /// Whether requests can be outstanding that the capture does not show.
@@ -158,6 +216,8 @@ const PARTS_OF_ROUND_TRIP: u64 = 8;
 const LONG_PAUSE: u64 = 1_000_000;
 /// No implementation acknowledges later than this unless it delays acknowledgements on purpose.
 const DELAYED_ACKNOWLEDGEMENT: u64 = 30_000_000;
+/// A sender that waited for an acknowledgement sends within this time after it.
+const QUICK_SEND: u64 = 1_000_000;
 /// A client needs this long from a response to the next request, if it has something to ask for.
 const QUICK_THOUGHT: u64 = 100_000;
 /// A longer pause between requests is not a slow copy, but no copy.
@@ -213,6 +273,7 @@ impl Timeline {
     pub(super) fn finish(&mut self, round_trips: RoundTrips) {
         self.settle(usize::MAX, round_trips);
         self.end_thought();
+        self.waits.end(0, Phase::Unseen, None, &mut self.account);
     }
 
     fn advance(&mut self, mark: &Mark, round_trips: RoundTrips) {
@@ -230,11 +291,63 @@ impl Timeline {
         if let What::Packet { bytes, .. } = mark.what {
             self.account.packet(mark.time, bytes);
         }
-        if matches!(mark.what, What::Ready) {
+        // A login of which something is not seen may have ended.
+        if matches!(mark.what, What::Ready | What::Unseen) {
             self.is_in_setup = false;
         }
+        self.waited_for_acknowledgement(mark, round_trips);
         if self.state.apply(mark) {
             self.end_thought();
+        }
+        if let What::Moved { to, asked, .. } = mark.what {
+            self.ends(to, asked);
+        }
+    }
+
+    /// Counts the time of a request in the server when its life ends.
+    fn ends(&mut self, how: Stage, asked: u64) {
+        let account = &mut self.account;
+        match how {
+            Stage::Done => self.waits.answered(asked, account),
+            Stage::Unanswered if self.now.saturating_sub(asked) >= IDLE => {
+                let cause = Some(Cause::NoAnswer);
+                self.waits.end(asked, Phase::Server, cause, account);
+            }
+            Stage::Hidden | Stage::Unanswered => {}
+            _ => return,
+        }
+        if self.state.outstanding <= 0 {
+            self.waits.end(0, Phase::Unseen, None, account);
+        }
+    }
+
+    /// Decides about a late acknowledgement, by what follows it.
+    fn waited_for_acknowledgement(&mut self, mark: &Mark, round_trips: RoundTrips) {
+        let What::Packet {
+            by_client,
+            has_data,
+            ..
+        } = mark.what
+        else {
+            return;
+        };
+        let Some(late) = self.late.filter(|late| late.time < mark.time) else {
+            return;
+        };
+        self.late = None;
+        let round_trip = if by_client {
+            round_trips.client
+        } else {
+            round_trips.server
+        };
+        if has_data
+            && by_client != late.by_client
+            && mark.time - late.time <= QUICK_SEND.saturating_add(round_trip)
+        {
+            self.waits.turn(
+                [late.waited_since, late.time],
+                (Phase::DelayedAcknowledgement, Cause::DelayedAcknowledgement),
+            );
         }
     }
 
@@ -247,7 +360,7 @@ impl Timeline {
             let phase = if is_idle { Phase::Idle } else { Phase::Unseen };
             self.add(phase, None, next.time, next.frame);
         } else if self.is_in_setup {
-            self.add(Phase::Setup, None, next.time, next.frame);
+            self.add(Phase::Setup, Some(Cause::Login), next.time, next.frame);
         } else if state.losses > 0 {
             let cause = if state.black_holes > 0 {
                 Cause::MtuBlackHole
@@ -282,7 +395,7 @@ impl Timeline {
         if self.state.is_blocked(true) {
             return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
-        if self.state.lacks_smb2_credits() {
+        if self.state.lacks_smb2_credits {
             return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
         }
         let path = self.state.done.saturating_add(round_trips.client);
@@ -326,7 +439,7 @@ impl Timeline {
             return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         let round_trip = round_trips.longest();
-        let is_far = round_trip >= LONG_ROUND_TRIP;
+        let is_far = round_trips.is_certain && round_trip >= LONG_ROUND_TRIP;
         let (acknowledges, next_by_client) = match next.what {
             What::Packet {
                 by_client,
@@ -339,8 +452,15 @@ impl Timeline {
         // An acknowledgement ends the wait of the other end.
         let sender = next_by_client.map_or(by_client, |next| next != acknowledges);
         let is_reduced = is_far && state.reduced[usize::from(!sender)];
-        let (phase, cause) = if state.window {
+        let [receive, send] = state.limited;
+        let (phase, cause) = if receive > 0 && is_far {
             (Phase::Window, Some(Cause::Window))
+        } else if state.window == Window::Shrunk
+            || state.window == Window::Full && gap > LONG_PAUSE.max(2 * round_trip)
+        {
+            (Phase::Window, Some(Cause::SlowReceiver))
+        } else if send > 0 && is_far {
+            (Phase::SendBuffer, Some(Cause::SendBuffer))
         } else if is_reduced && gap > round_trip / PARTS_OF_ROUND_TRIP && gap <= 3 * round_trip {
             (Phase::ReducedWindow, Some(Cause::Loss))
         } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
@@ -350,6 +470,9 @@ impl Timeline {
         } else if acknowledges && gap >= DELAYED_ACKNOWLEDGEMENT {
             let cause = Cause::DelayedAcknowledgement;
             (Phase::DelayedAcknowledgement, Some(cause))
+        } else if acknowledges {
+            // The sender waited for it. Bytes may be in a queue of the path.
+            (phase, state.usual_cause(phase))
         } else if next_by_client.unwrap_or(by_client) {
             (Phase::Pause, Some(Cause::BusyClient))
         } else {
@@ -360,37 +483,55 @@ impl Timeline {
 
     /// Everything outstanding is in the server.
     fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
+        let since = self.now;
         let state = &self.state;
-        if state.is_blocked(true) || state.is_blocked(false) {
-            return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
-        }
-        if state.lacks_smb2_credits() {
-            return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
-        }
-        let is_between = state.stages[Stage::Between as usize] > 0;
-        if is_between && next.time - self.now <= LONG_PAUSE {
-            let cause = state.usual_cause(Phase::Data);
-            self.add(Phase::Data, cause, next.time, next.frame);
-            return;
+        let whole = if state.is_blocked(true) || state.is_blocked(false) {
+            Some((Phase::SendCredits, Some(Cause::SendCredits)))
+        } else if state.lacks_smb2_credits {
+            Some((Phase::Smb2Credits, Some(Cause::Smb2Credits)))
+        } else if state.announced > 0 && state.announced >= state.outstanding {
+            Some((Phase::Announced, Some(Cause::AnnouncedWait)))
+        } else if state.login > 0 && state.login + state.announced >= state.outstanding {
+            Some((Phase::Setup, Some(Cause::Login)))
+        } else if state.stages[Stage::Between as usize] > 0 && next.time - since <= LONG_PAUSE {
+            Some((Phase::Data, state.usual_cause(Phase::Data)))
+        } else {
+            None
+        };
+        if let Some((phase, cause)) = whole {
+            return self.wait(phase, cause, next.time, next);
         }
         let asked = state.asked.first().map_or(self.now, |&(asked, _)| asked);
         let path = asked.saturating_add(round_trips.server);
         let quick = path.saturating_add(state.work);
-        if self.now < path {
-            let cause = self.state.path_cause(round_trips);
-            self.add(Phase::Path, cause, path.min(next.time), next.frame);
+        let of_path = state.path_cause(round_trips);
+        let of_server = state.usual_cause(Phase::Server);
+        self.wait(Phase::Path, of_path, path, next);
+        self.wait(Phase::Server, of_server, quick, next);
+        self.wait(Phase::Server, Some(Cause::SlowServer), next.time, next);
+        if let What::Packet {
+            by_client,
+            has_data: false,
+            acknowledges: true,
+            ..
+        } = next.what
+            && next.time - since >= DELAYED_ACKNOWLEDGEMENT
+        {
+            self.late = Some(LateAcknowledgement {
+                by_client,
+                waited_since: since,
+                time: next.time,
+            });
         }
-        if self.now < quick {
-            let cause = self.state.usual_cause(Phase::Server);
-            self.add(Phase::Server, cause, quick.min(next.time), next.frame);
-        }
-        if self.now < next.time {
-            self.add(
-                Phase::Server,
-                Some(Cause::SlowServer),
-                next.time,
-                next.frame,
-            );
+    }
+
+    /// Keeps the time until `end`, but not after the next mark, for a phase and a cause, until a request is answered.
+    fn wait(&mut self, phase: Phase, cause: Option<Cause>, end: u64, next: &Mark) {
+        let end = end.min(next.time);
+        if end > self.now {
+            let frames = [self.frame, next.frame];
+            self.waits.add([self.now, end], (phase, cause), frames);
+            self.now = end;
         }
     }
 }
@@ -417,9 +558,18 @@ impl State {
                 tag,
             } => self.moved(mark, (from, to), (asked, id), tag),
             What::SendCredits(credits) => self.send_credits = credits,
-            What::Smb2Credits { held, charge } => {
-                self.smb2_held = Some(held);
-                self.smb2_charge = charge;
+            What::Smb2Credits { is_short } => self.lacks_smb2_credits = is_short,
+            What::Announced {
+                id,
+                asked,
+                from,
+                to,
+            } => {
+                self.count(from, -1);
+                self.count(to, 1);
+                if self.asked.remove(&(asked, id)) {
+                    self.work = self.work.saturating_sub(work(from));
+                }
             }
             What::Loss {
                 begins,
@@ -431,7 +581,10 @@ impl State {
                     self.black_holes += change;
                 }
             }
-            What::Window(is_closed) => self.window = is_closed,
+            What::Window(window) => self.window = window,
+            What::Limited { by, begins } => {
+                self.limited[by as usize] += if begins { 1 } else { -1 };
+            }
             What::ReducedWindow { by_client, begins } => {
                 self.reduced[usize::from(!by_client)] = begins;
             }
@@ -441,14 +594,15 @@ impl State {
     }
 
     fn moved(&mut self, mark: &Mark, (from, to): (Stage, Stage), asked: (u64, u64), tag: Tag) {
-        if from != Stage::Done {
+        let is_over = |stage| matches!(stage, Stage::Done | Stage::Hidden | Stage::Unanswered);
+        if !is_over(from) {
             self.stages[from as usize] -= 1;
         }
         if from == Stage::Request {
             self.asked.insert(asked);
             self.work += work(tag);
         }
-        if to != Stage::Done {
+        if !is_over(to) {
             self.stages[to as usize] += 1;
             return;
         }
@@ -468,8 +622,10 @@ impl State {
             Sort::InMessages(Cause::Encryption) => &mut self.encrypted,
             Sort::InMessages(_) => &mut self.threshold,
             Sort::Metadata => &mut self.metadata,
+            Sort::Login => &mut self.login,
+            Sort::Announced => &mut self.announced,
             Sort::Data if tag.size < SMALL_BYTES => &mut self.small,
-            Sort::Data => return,
+            Sort::Data | Sort::Unseen => return,
         };
         *of_sort += change;
     }
@@ -497,16 +653,6 @@ impl State {
         credits.is_some_and(|credits| credits <= 1)
     }
 
-    /// Returns whether the client has too few SMB2 credits for a request like the last. Clients keep up to two
-    /// for an ECHO and the acknowledgement of a lease break.
-    fn lacks_smb2_credits(&self) -> bool {
-        let moves_data = self.last.is_some_and(|tag| tag.sort != Sort::Metadata);
-        moves_data
-            && self
-                .smb2_held
-                .is_some_and(|held| held < self.smb2_charge + 2)
-    }
-
     /// Returns the time that a client needs for its next request, which includes checking a signature or
     /// copying data out of messages.
     fn quick_thought(&self) -> u64 {
@@ -522,7 +668,7 @@ impl State {
 
     fn path_cause(&self, round_trips: RoundTrips) -> Option<Cause> {
         if round_trips.longest() >= LONG_ROUND_TRIP {
-            Some(Cause::Delay)
+            round_trips.is_certain.then_some(Cause::Delay)
         } else {
             self.usual_cause(Phase::Path)
         }
@@ -551,7 +697,10 @@ impl State {
             ..=0 => self.last.is_some_and(|tag| tag.sort == Sort::Metadata),
             outstanding => self.metadata >= outstanding,
         };
-        if is_metadata {
+        let is_unknown = |tag: Tag| matches!(tag.sort, Sort::Unseen | Sort::Login);
+        if self.outstanding <= 1 && self.last.is_some_and(is_unknown) {
+            None
+        } else if is_metadata {
             Some(Cause::Metadata)
         } else if self.outstanding <= 1 {
             // One request can fill the wire by itself.
@@ -569,6 +718,6 @@ fn work(tag: Tag) -> u64 {
     let size = u64::from(tag.size);
     match tag.sort {
         Sort::InMessages(_) => QUICK_ANSWER + size * MESSAGE_BYTE,
-        Sort::Data | Sort::Metadata => QUICK_ANSWER + size * QUICK_BYTE,
+        _ => QUICK_ANSWER + size * QUICK_BYTE,
     }
 }

@@ -1,18 +1,23 @@
 //! The verdict about a capture, and the reports of its connections.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+};
+
+use smbdirect_smb::smb2::Command;
 
 use super::{
     Connection,
-    account::{Interval, Total},
+    account::{Account, Interval, Total},
     cause::{Cause, Limit, Phase},
-    operations::{Kind, Sums},
+    operations::{Kind, Sums, nanos},
     report::{
-        CauseReport, ConnectionReport, Evidence, InMessages, PathReport, PhaseReport,
+        CauseReport, ConnectionReport, Evidence, InMessages, PathReport, PhaseReport, Reason,
         RequestReport, SessionReport, Verdict,
     },
 };
-use crate::streams::PlainSmb;
+use crate::{event::End, streams::PlainSmb};
 
 /// Causes that a verdict names.
 const MAX_CAUSES: usize = 3;
@@ -25,50 +30,59 @@ const MIN_DATA: u64 = 10;
 /// If pauses within messages take this part of the time in which an end is slow between messages, its processor is
 /// the reason for both: a slow disk does not stop an end in the middle of a message.
 const PAUSES_OF_BUSY_END: u64 = 8;
+/// Connecting and logging in is slow from here on.
+const SLOW_LOGIN: u64 = 1_000_000_000;
+/// A connection of the same ends that begins after another one has ended, this often, is a cause.
+const MIN_RECONNECTS: usize = 2;
+/// A slow connection beside a fast one has at least this many requests, and is slow for this share of its time.
+const MIN_REQUESTS: u64 = 8;
+const SLOW_SHARE: f64 = 0.5;
 
-/// Returns what makes the connections with most of the data slow.
-pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
+/// A cause, its time, and its longest intervals with their streams.
+struct Named {
+    cause: Cause,
+    time: u64,
+    evidence: Vec<(u32, Interval)>,
+    figures: String,
+}
+
+/// Returns what makes the connections slow: those with most of the data, and slow ones beside them. Without a clock that
+/// `is_usable`, no cause is named.
+pub(super) fn verdict(connections: &BTreeMap<u32, Connection>, is_usable: bool) -> Verdict {
     let streams = main_streams(connections);
-    let mains = || streams.iter().map(|stream| &connections[stream]);
-    let accounts = || mains().map(|connection| &connection.timeline.account);
-    let of = |phase: Phase| accounts().map(move |account| account.phases[phase as usize]);
-    let idle = of(Phase::Idle)
-        .chain(of(Phase::Setup))
-        .chain(of(Phase::Unseen))
-        .fold(0, u64::saturating_add);
-    let all = accounts()
-        .map(super::account::Account::total)
-        .fold(0, u64::saturating_add);
-    let active = all.saturating_sub(idle).max(1) as f64;
-    let mut totals: HashMap<Cause, (u64, Vec<(u32, Interval)>)> = HashMap::new();
-    for &stream in &streams {
-        for (cause, total) in causes(&connections[&stream]) {
-            let (time, evidence) = totals.entry(cause).or_default();
-            *time = total.time.saturating_add(*time);
-            evidence.extend(total.longest.into_iter().map(|interval| (stream, interval)));
-        }
-    }
-    let mut named: Vec<_> = totals
-        .into_iter()
-        .filter(|(_, (time, _))| *time as f64 / active >= MIN_SHARE)
-        .collect();
-    named.sort_by_key(|&(cause, (time, _))| (std::cmp::Reverse(time), cause));
-    named.truncate(MAX_CAUSES);
-    let of_phases = |phases: &[Phase]| -> u64 {
-        let usual = |phase: &Phase| {
-            accounts()
-                .map(|account| account.usual[*phase as usize])
-                .fold(0, u64::saturating_add)
-        };
-        phases.iter().map(usual).fold(0, u64::saturating_add)
+    let mains: Vec<_> = streams.iter().map(|stream| &connections[stream]).collect();
+    let of = |phase: Phase| sum_of(&mains, |account| account.phases[phase as usize]);
+    let unseen = of(Phase::Unseen);
+    let all = sum_of(&mains, Account::total);
+    let mut named = causes_of(&streams, connections);
+    let login = if named.iter().any(|one| one.cause == Cause::Login) {
+        0
+    } else {
+        of(Phase::Setup)
     };
-    let in_losses = accounts().map(|account| {
+    let mut active = all.saturating_sub(of(Phase::Idle) + login + unseen);
+    if let Some(reconnects) = reconnects(connections) {
+        named.retain(|one| one.cause != Cause::Login);
+        active = active.saturating_add(reconnects.time);
+        named.push(reconnects);
+    }
+    named.extend(slow_connection(&streams, connections));
+    let share = |time: u64| (time as f64 / active.max(1) as f64).min(1.0);
+    // What is not seen can be of any cause, so that only a larger one is certain.
+    named.retain(|one| is_usable && share(one.time) >= MIN_SHARE && one.time > unseen);
+    named.sort_by_key(|one| (std::cmp::Reverse(one.time), one.cause));
+    named.truncate(MAX_CAUSES);
+    let usual = |phases: &[Phase]| -> u64 {
+        let of = |phase: &Phase| sum_of(&mains, |account| account.usual[*phase as usize]);
+        phases.iter().map(of).fold(0, u64::saturating_add)
+    };
+    let in_losses = sum_of(&mains, |account| {
         let loss = account.causes.get(&Cause::Loss);
         account.used_in_loss(loss.map_or(0, |total| total.time))
     });
-    let wire = of_phases(&[Phase::Request, Phase::Data, Phase::Response, Phase::Path])
-        .saturating_add(in_losses.fold(0, u64::saturating_add));
-    let server = of_phases(&[Phase::Server]);
+    let wire = usual(&[Phase::Request, Phase::Data, Phase::Response, Phase::Path])
+        .saturating_add(in_losses);
+    let server = usual(&[Phase::Server]);
     let limit = if wire == 0 && server == 0 {
         Limit::Client
     } else if wire >= server {
@@ -76,33 +90,154 @@ pub(super) fn verdict(connections: &BTreeMap<u32, Connection>) -> Verdict {
     } else {
         Limit::Server
     };
-    let causes = named.into_iter().map(|(cause, (time, mut evidence))| {
-        evidence.sort_by_key(|(_, interval)| std::cmp::Reverse(interval.time));
-        evidence.truncate(MAX_CAUSES);
-        CauseReport {
-            cause,
-            seconds: seconds(time),
-            share: time as f64 / active,
-            words: cause.words().into(),
-            figures: figures(cause, &mains().collect::<Vec<_>>()),
-            evidence: evidence.into_iter().map(evidence_of).collect(),
-            cures: cause.cures().to_vec(),
-        }
-    });
+    let is_certain = is_usable && !mains.is_empty() && (!named.is_empty() || unseen <= active / 2);
+    let report = |one: Named| report(&one, share(one.time));
     Verdict {
-        seconds: seconds(all.saturating_sub(idle)),
-        bytes: mains().map(Connection::bytes).sum(),
-        causes: causes.collect(),
-        limit,
-        limit_share: (wire as f64 + server as f64) / active,
+        seconds: seconds(active),
+        bytes: mains.iter().map(|connection| connection.bytes()).sum(),
+        causes: named.into_iter().map(report).collect(),
+        limit: is_certain.then_some(limit),
+        limit_share: share(wire.saturating_add(server)),
         streams,
     }
+}
+
+fn sum_of(connections: &[&Connection], of: impl Fn(&Account) -> u64) -> u64 {
+    let accounts = connections.iter().map(|one| &one.timeline.account);
+    accounts.map(of).fold(0, u64::saturating_add)
+}
+
+fn report(named: &Named, share: f64) -> CauseReport {
+    let mut evidence = named.evidence.clone();
+    evidence.sort_by_key(|(_, interval)| std::cmp::Reverse(interval.time));
+    evidence.truncate(MAX_CAUSES);
+    CauseReport {
+        cause: named.cause,
+        seconds: seconds(named.time),
+        share,
+        words: named.cause.sentence().into(),
+        figures: named.figures.clone(),
+        evidence: evidence.into_iter().map(evidence_of).collect(),
+        cures: named.cause.cures().to_vec(),
+    }
+}
+
+/// Returns the causes of some connections together.
+fn causes_of(streams: &[u32], connections: &BTreeMap<u32, Connection>) -> Vec<Named> {
+    let mains: Vec<_> = streams.iter().map(|stream| &connections[stream]).collect();
+    let mut totals: BTreeMap<Cause, (u64, Vec<(u32, Interval)>)> = BTreeMap::new();
+    for &stream in streams {
+        for (cause, total) in causes(&connections[&stream]) {
+            let (time, evidence) = totals.entry(cause).or_default();
+            *time = total.time.saturating_add(*time);
+            evidence.extend(total.longest.into_iter().map(|interval| (stream, interval)));
+        }
+    }
+    let named = totals.into_iter().map(|(cause, (time, evidence))| Named {
+        cause,
+        time,
+        evidence,
+        figures: figures(cause, &mains),
+    });
+    named
+        .filter(|one| one.cause != Cause::Login || one.time >= SLOW_LOGIN)
+        .collect()
+}
+
+/// Returns the time that connections of the same ends cost which end and begin again.
+fn reconnects(connections: &BTreeMap<u32, Connection>) -> Option<Named> {
+    let mut ends: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (&stream, connection) in connections {
+        if let [Some(client), Some(server)] = connection.ends.map(address) {
+            let pair = (client.ip(), server);
+            ends.entry(pair).or_default().push((stream, connection));
+        }
+    }
+    let mut evidence = Vec::new();
+    let (mut time, mut count) = (0_u64, 0);
+    for (_, mut all) in ends {
+        all.sort_by_key(|(_, connection)| connection.first.time);
+        let after = |pair: &&[(u32, &Connection)]| {
+            pair[0].1.has_ended
+                && pair[1].1.from_start
+                && pair[0].1.last.time <= pair[1].1.first.time
+        };
+        let pairs: Vec<_> = all.windows(2).filter(after).collect();
+        if pairs.len() < MIN_RECONNECTS {
+            continue;
+        }
+        count += pairs.len();
+        for pair in pairs {
+            let [(_, before), (stream, next)] = [pair[0], pair[1]];
+            let setup = next.timeline.account.phases[Phase::Setup as usize];
+            let apart = nanos(next.first).saturating_sub(nanos(before.last));
+            let lost = setup.saturating_add(apart);
+            time = time.saturating_add(lost);
+            let frames = [before.last.frame, next.first.frame];
+            evidence.push((stream, Interval { time: lost, frames }));
+        }
+    }
+    (count > 0).then(|| Named {
+        cause: Cause::Reconnects,
+        time,
+        evidence,
+        figures: format!(
+            "{count} connections begin after another one of the same ends has ended; without one or logged in: {:.2} s",
+            seconds(time)
+        ),
+    })
+}
+
+fn address(end: End) -> Option<SocketAddr> {
+    match end {
+        End::Tcp(address) => Some(address),
+        End::Roce { address, port, .. } => Some(SocketAddr::new(address, port.unwrap_or(0))),
+    }
+}
+
+/// Returns the slowest connection with little data beside those with most of it, if an end or the path is to blame.
+fn slow_connection(mains: &[u32], connections: &BTreeMap<u32, Connection>) -> Option<Named> {
+    let others = connections.iter().filter(|(stream, connection)| {
+        !mains.contains(stream)
+            && connection.requests() >= MIN_REQUESTS
+            && !connection.path.lacks_an_end()
+    });
+    let slow = others.filter_map(|(&stream, connection)| {
+        let account = &connection.timeline.account;
+        let apart = [Phase::Idle, Phase::Setup].map(|phase| account.phases[phase as usize]);
+        let active = account.total().saturating_sub(apart.iter().sum());
+        let causes = causes_of(&[stream], connections).into_iter();
+        let first = causes.max_by_key(|one| one.time)?;
+        let is_slow = first.time as f64 >= SLOW_SHARE * active as f64;
+        // A client that asks for little is no slow connection.
+        let is_of_client = matches!(
+            first.cause,
+            Cause::Think | Cause::OneOutstanding | Cause::SmallRequests | Cause::Metadata
+        );
+        (is_slow && !is_of_client).then_some((stream, first))
+    });
+    let (stream, slow) = slow.max_by_key(|(_, slow)| slow.time)?;
+    let [client, server] = connections[&stream].ends;
+    Some(Named {
+        cause: Cause::SlowConnection,
+        figures: format!(
+            "stream {stream}, {client} and {server}: {} ({})",
+            slow.cause.sentence(),
+            slow.figures
+        ),
+        ..slow
+    })
 }
 
 /// Returns the verdict about a capture that has SMB over TCP only.
 pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
     let cause = Cause::RdmaNotUsed;
-    let seconds = plain.last.seconds - plain.first.seconds;
+    // The clock may have been set back.
+    let seconds = plain
+        .last
+        .time
+        .saturating_sub(plain.first.time)
+        .as_secs_f64();
     let (first, last) = (plain.first.frame, plain.last.frame);
     Verdict {
         seconds,
@@ -111,7 +246,7 @@ pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
             cause,
             seconds,
             share: 1.0,
-            words: cause.words().into(),
+            words: cause.sentence().into(),
             figures: format!(
                 "{} bytes by TCP to and from port 445, frames {first} to {last}; none by SMB Direct",
                 plain.bytes
@@ -119,7 +254,7 @@ pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
             evidence: Vec::new(),
             cures: cause.cures().to_vec(),
         }],
-        limit: Limit::Client,
+        limit: None,
         limit_share: 0.0,
         streams: Vec::new(),
     }
@@ -147,14 +282,31 @@ fn causes(connection: &Connection) -> HashMap<Cause, Total> {
     if let Some(total) = causes.get_mut(&Cause::Loss) {
         total.time -= connection.timeline.account.used_in_loss(total.time);
     }
+    // A READ for much may get little, which needs no RDMA.
+    causes.retain(|cause, _| match reason_of(*cause) {
+        Some(reason) => {
+            let moved = connection.operations.in_messages.get(&reason);
+            let tagged = connection.operations.tagged.get(cause);
+            moved.is_some_and(|moved| moved.requests * 2 >= tagged.copied().unwrap_or(0))
+        }
+        None => true,
+    });
     causes
+}
+
+const fn reason_of(cause: Cause) -> Option<Reason> {
+    match cause {
+        Cause::Threshold => Some(Reason::Threshold),
+        Cause::Signing => Some(Reason::Signed),
+        _ => None,
+    }
 }
 
 /// Returns the streams that move most of the data, or those with most requests if none moves data.
 fn main_streams(connections: &BTreeMap<u32, Connection>) -> Vec<u32> {
     let moves_data = connections
         .values()
-        .any(|connection| connection.bytes() > 0);
+        .any(|connection| connection.bytes() > 0 && !connection.path.lacks_an_end());
     let weight = |connection: &Connection| {
         if moves_data {
             connection.bytes()
@@ -162,10 +314,11 @@ fn main_streams(connections: &BTreeMap<u32, Connection>) -> Vec<u32> {
             connection.requests()
         }
     };
-    let most = connections.values().map(weight).max().unwrap_or(0);
-    let mains = connections
-        .iter()
-        .filter(|(_, connection)| weight(connection).saturating_mul(MIN_DATA) >= most);
+    let seen = connections.values().filter(|one| !one.path.lacks_an_end());
+    let most = seen.map(weight).max().unwrap_or(0);
+    let mains = connections.iter().filter(|(_, connection)| {
+        !connection.path.lacks_an_end() && weight(connection).saturating_mul(MIN_DATA) >= most
+    });
     mains.map(|(&stream, _)| stream).collect()
 }
 
@@ -204,7 +357,7 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
         Cause::Smb2Credits => {
             let lowest = connections
                 .iter()
-                .filter_map(|connection| connection.operations.smb2_lowest);
+                .filter_map(|connection| connection.operations.fewest_credits());
             format!("fewest SMB2 credits: {}", lowest.min().unwrap_or(0))
         }
         Cause::Threshold | Cause::Signing | Cause::Encryption => in_messages(connections),
@@ -257,14 +410,64 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
                 (all.server_before as f64 + all.server_after as f64) / all.requests.max(1) as f64;
             format!("{:.2} ms in the server for each request", mean / 1e6)
         }
-        Cause::Window => format!(
+        Cause::SlowReceiver => format!(
             "{} packets with a window of 0",
             sum(|path| path.zero_windows)
         ),
-        Cause::RdmaNotUsed | Cause::BusyClient | Cause::DelayedAcknowledgement | Cause::Think => {
-            outstanding(connections)
+        Cause::Window | Cause::SendBuffer => buffers(connections),
+        Cause::AnnouncedWait => {
+            let mut commands: BTreeMap<u16, u64> = BTreeMap::new();
+            for one in connections {
+                for (&command, &count) in &one.operations.announced {
+                    *commands.entry(command).or_default() += count;
+                }
+            }
+            let words = |(command, count)| format!("{count} {}", Command(command));
+            let words: Vec<_> = commands.into_iter().map(words).collect();
+            format!("{} with STATUS_PENDING", words.join(", "))
         }
+        Cause::NoAnswer => {
+            let unanswered: u64 = connections
+                .iter()
+                .map(|one| one.operations.unanswered)
+                .sum();
+            format!(
+                "{unanswered} requests without an answer when the connection or the capture ended"
+            )
+        }
+        Cause::Login => {
+            let setup = sum_of(connections, |account| account.phases[Phase::Setup as usize]);
+            format!(
+                "{:.2} s in {} connections",
+                seconds(setup),
+                connections.len()
+            )
+        }
+        _ => outstanding(connections),
     }
+}
+
+/// Returns the largest windows that were offered, and the round trip.
+fn buffers(connections: &[&Connection]) -> String {
+    let longest = connections
+        .iter()
+        .flat_map(|one| one.path.shortest())
+        .flatten();
+    let longest = longest.fold(0.0, f64::max);
+    let window = |end: usize| {
+        let windows = connections
+            .iter()
+            .filter_map(|one| one.path.largest_window(end));
+        windows
+            .max()
+            .map_or_else(|| "unknown".into(), |bytes| format!("{bytes} bytes"))
+    };
+    format!(
+        "round trip {:.2} ms; largest window of the client {}, of the server {}",
+        longest * 1e3,
+        window(0),
+        window(1)
+    )
 }
 
 fn outstanding(connections: &[&Connection]) -> String {
@@ -329,7 +532,7 @@ pub(super) fn connections(connections: &BTreeMap<u32, Connection>) -> Vec<Connec
         most_outstanding: connection.timeline.account.most_outstanding,
         rdma_bytes: connection.operations.rdma_bytes,
         in_messages: sorted_reasons(connection),
-        fewest_smb2_credits: connection.operations.smb2_lowest,
+        fewest_smb2_credits: connection.operations.fewest_credits(),
         fewest_send_credits: connection.fewest_send_credits,
         round_trips: connection.path.shortest(),
         path: PathReport {
@@ -368,6 +571,7 @@ fn requests(connection: &Connection) -> Vec<RequestReport> {
             },
             size: size.words(),
             requests: sums.requests,
+            failed: sums.failed,
             bytes: sums.bytes,
             rdma_bytes: sums.rdma_bytes,
             request: mean(sums.request),
@@ -396,14 +600,18 @@ fn sorted_reasons(connection: &Connection) -> Vec<InMessages> {
 
 /// Returns the sessions with several connections.
 pub(super) fn sessions(connections: &BTreeMap<u32, Connection>) -> Vec<SessionReport> {
-    let mut sessions: BTreeMap<u64, SessionReport> = BTreeMap::new();
+    // A SessionId is of a server.
+    let mut sessions: BTreeMap<(Option<SocketAddr>, u64), SessionReport> = BTreeMap::new();
     for (&stream, connection) in connections {
         let session = connection.operations.session;
-        let report = sessions.entry(session).or_insert_with(|| SessionReport {
-            session,
-            streams: Vec::new(),
-            bytes: Vec::new(),
-        });
+        let server = address(connection.ends[1]).map(|server| SocketAddr::new(server.ip(), 0));
+        let report = sessions
+            .entry((server, session))
+            .or_insert_with(|| SessionReport {
+                session,
+                streams: Vec::new(),
+                bytes: Vec::new(),
+            });
         report.streams.push(stream);
         report.bytes.push(connection.bytes());
     }
@@ -417,6 +625,18 @@ pub(super) fn sessions(connections: &BTreeMap<u32, Connection>) -> Vec<SessionRe
 pub(super) fn unseen(connections: &BTreeMap<u32, Connection>) -> Vec<String> {
     let mut unseen = Vec::new();
     for (stream, connection) in connections {
+        if connection.path.lacks_an_end() {
+            unseen.push(format!(
+                "Stream {stream} has packets of one end only, so nothing can be said about it: capture both directions (a mirrored port needs both)."
+            ));
+            continue;
+        }
+        if connection.path.is_merged() {
+            unseen.push(format!(
+                "Each packet of stream {stream} is in the capture twice, {:.2} ms apart, as in merged captures of both ends: the first copy counts, and the times of the path are unknown. Explain the capture of one end.",
+                connection.path.copied_after() as f64 / 1e6
+            ));
+        }
         if !connection.from_start {
             unseen.push(format!(
                 "Stream {stream} began before the capture, so its SMB2 credits and send credits are unknown."
@@ -425,7 +645,7 @@ pub(super) fn unseen(connections: &BTreeMap<u32, Connection>) -> Vec<String> {
         if connection.gaps > 0 {
             unseen.push(format!(
                 "Stream {stream} has {} gaps in the capture; {} requests around them are not counted.",
-                connection.gaps, connection.operations.forgotten
+                connection.gaps, connection.operations.hidden
             ));
         }
         let account = &connection.timeline.account;

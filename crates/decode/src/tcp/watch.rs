@@ -1,6 +1,9 @@
 //! What the packets of a TCP connection say about the path: losses, windows, round trips.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -34,8 +37,10 @@ pub struct TcpPacket {
     pub recovery: Option<Recovery>,
     /// The time, since 1970, since when its sender lacks bytes before those that it got.
     pub lacks_since: Option<Duration>,
-    /// Whether the network made another copy of it, which says nothing.
-    pub is_copy: bool,
+    /// The window that its sender offers, if the capture has the scale of it.
+    pub window: Option<u32>,
+    /// The time since another copy of the same packet, if the network or the capture has made one. A copy says nothing.
+    pub copied_after: Option<Duration>,
 }
 
 /// The recovery from a loss.
@@ -56,9 +61,14 @@ pub struct Recovery {
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     directions: PerEnd<Direction>,
-    /// The Identification, sequence number and acknowledgement number of the last packets.
-    recent: VecDeque<(u16, u32, u32)>,
+    /// The last packets and their times, and their order.
+    recent: HashMap<Identity, Duration>,
+    order: VecDeque<Identity>,
 }
+
+/// What two copies of a packet have in common, and a packet that is sent again has not: the sender, the Identification,
+/// sequence number, acknowledgement number and timestamps.
+type Identity = (Side, Option<u16>, u32, Option<u32>, Option<[u32; 2]>, u32);
 
 /// The state of a direction, as that of a sender of bytes.
 #[derive(Debug, Default)]
@@ -94,8 +104,8 @@ struct Lost {
     timestamp: Option<u32>,
 }
 
-/// Packets among which a copy is searched.
-const RECENT_PACKETS: usize = 64;
+/// Packets among which a copy is searched: those of 5 ms at 10 Gbit/s. Captures of both ends, merged, are so far apart.
+const RECENT_PACKETS: usize = 4096;
 /// A sender with less than this many bytes of window left does not send a segment.
 const MIN_ROOM: u32 = 1024;
 
@@ -108,12 +118,13 @@ impl Watch {
             length,
             ..TcpPacket::default()
         };
-        if self.is_copy(segment) {
-            packet.is_copy = true;
+        packet.copied_after = self.copied_after(side, segment, length, now);
+        if packet.copied_after.is_some() {
             return packet;
         }
         if head.syn {
             self.directions[side].scale = Some(head.window_scale);
+            self.directions[side].probe = Some((head.sequence.wrapping_add(1), now));
         }
         if let Some(number) = head.acknowledged {
             let scale = if head.syn {
@@ -122,6 +133,7 @@ impl Watch {
                 self.directions[side].scale
             };
             let window = scale.map(|scale| u32::from(head.window) << scale.min(14));
+            packet.window = window;
             packet.zero_window = head.window == 0 && !head.rst;
             let is_plain = length == 0 && !head.syn && !head.fin && !head.rst;
             let echoed = head.timestamps.map(|[_, echoed]| echoed);
@@ -136,22 +148,38 @@ impl Watch {
         packet
     }
 
-    /// Returns whether the network copied the packet; if not, remembers it.
-    fn is_copy(&mut self, segment: &Segment<'_>) -> bool {
+    /// Returns the time since the same packet was seen before; if it was not, remembers it.
+    fn copied_after(
+        &mut self,
+        side: Side,
+        segment: &Segment<'_>,
+        length: u32,
+        now: Duration,
+    ) -> Option<Duration> {
         let head = &segment.head;
-        let Some(identification) = head.identification else {
-            return false;
-        };
-        let acknowledged = head.acknowledged.unwrap_or_default();
-        let key = (identification, head.sequence, acknowledged);
-        if self.recent.contains(&key) {
-            return true;
+        // Without an Identification, acknowledgements are repeated without a difference.
+        if head.identification.is_none() && (head.timestamps.is_none() || length == 0) {
+            return None;
         }
-        if self.recent.len() == RECENT_PACKETS {
-            self.recent.pop_front();
+        let identity = (
+            side,
+            head.identification,
+            head.sequence,
+            head.acknowledged,
+            head.timestamps,
+            length,
+        );
+        if let Some(&before) = self.recent.get(&identity) {
+            return Some(now.saturating_sub(before));
         }
-        self.recent.push_back(key);
-        false
+        if self.order.len() == RECENT_PACKETS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.recent.remove(&oldest);
+        }
+        self.recent.insert(identity, now);
+        self.order.push_back(identity);
+        None
     }
 }
 

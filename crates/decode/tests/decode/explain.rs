@@ -1,8 +1,10 @@
 //! What makes a connection slow: each cause alone, mixtures of two, and nothing.
 
 mod captures;
+mod clocks;
 mod model;
 mod partial;
+mod waits;
 
 use std::time::Duration;
 
@@ -114,6 +116,7 @@ fn cases() -> Vec<(Cause, Run)> {
         (
             Cause::MtuBlackHole,
             Run {
+                requests: 1,
                 lost: (60, milliseconds(200)),
                 black_holes: 3,
                 ..HEALTHY
@@ -174,7 +177,11 @@ fn a_healthy_run_has_no_cause() {
     ] {
         let explanation = explained(&run);
         assert_eq!(causes(&explanation), [], "{explanation:#?}");
-        assert_eq!(explanation.verdict.limit, Limit::Wire, "{explanation:#?}");
+        assert_eq!(
+            explanation.verdict.limit,
+            Some(Limit::Wire),
+            "{explanation:#?}"
+        );
     }
 }
 
@@ -216,8 +223,8 @@ fn the_phases_have_the_times_of_the_model() {
     );
 }
 
-/// A path with a round trip of 10 ms. The window lets 64 KiB pass in each, and 960 KiB before: without a loss because it
-/// grows, with a loss because that has reduced it.
+/// A path with a round trip of 10 ms. 32 KiB pass in each, and 960 KiB before: without a loss because the send buffer has
+/// no more, with a loss because that has reduced the congestion window.
 #[test]
 fn a_window_that_a_loss_has_reduced_counts_for_the_loss() {
     let far = Run {
@@ -233,11 +240,11 @@ fn a_window_that_a_loss_has_reduced_counts_for_the_loss() {
         ..far
     };
     let narrow = Run {
-        window: 64 << 10,
+        window: 32 << 10,
         ..far
     };
     for (first, then, cause, is_reduced) in [
-        (far, narrow, Cause::Delay, false),
+        (far, narrow, Cause::SendBuffer, false),
         (lossy, narrow, Cause::Loss, true),
         // Its window has its size again.
         (
@@ -262,8 +269,8 @@ fn a_window_that_a_loss_has_reduced_counts_for_the_loss() {
         );
         let [reduced, lost] = [Phase::ReducedWindow, Phase::Retransmission]
             .map(|wanted| seconds(&explanation, 0, wanted));
-        // 4 MiB are 64 windows, and each but the last waits for a round trip.
-        let expected = if is_reduced { 0.63 } else { 0.0 };
+        // 4 MiB are 128 windows, and each but the last waits for a round trip.
+        let expected = if is_reduced { 1.27 } else { 0.0 };
         assert!((reduced - expected).abs() < 0.05, "{explanation:#?}");
         assert!(lost < 0.1, "{explanation:#?}");
     }

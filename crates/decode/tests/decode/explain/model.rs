@@ -44,6 +44,8 @@ pub(super) struct Run {
     pub(super) window: usize,
     /// SMB2 credits that the server grants at first.
     pub(super) smb2_credits: u16,
+    /// SMB2 credits that the client asks for in each request; 0 are those that the request needs.
+    pub(super) asked_credits: u16,
     /// Send credits that the server grants at first.
     pub(super) send_credits: u16,
 }
@@ -65,6 +67,7 @@ pub(super) const HEALTHY: Run = Run {
     black_holes: 0,
     window: usize::MAX,
     smb2_credits: 512,
+    asked_credits: 512,
     send_credits: 255,
 };
 
@@ -80,7 +83,7 @@ pub(super) struct Model {
     times: Vec<u64>,
     /// Packets that never arrive.
     lost: Vec<usize>,
-    now: u64,
+    pub(super) now: u64,
     message_id: u64,
     server_free: u64,
     wire_free: u64,
@@ -142,7 +145,7 @@ impl Model {
         self.times.resize(self.talk.packets.len(), time);
     }
 
-    fn message(&mut self, way: usize, payload: &[u8], granted: u16, time: u64) {
+    pub(super) fn message(&mut self, way: usize, payload: &[u8], granted: u16, time: u64) {
         let transfer = Transfer {
             requested: 255,
             granted,
@@ -153,9 +156,21 @@ impl Model {
         self.stamp(time);
     }
 
-    fn acknowledge(&mut self, way: usize, time: u64) {
+    pub(super) fn acknowledge(&mut self, way: usize, time: u64) {
         self.talk.packet(way, talk::ACK, &[]);
         self.stamp(time);
+    }
+
+    /// Takes a MessageId.
+    pub(super) fn take_id(&mut self) -> u64 {
+        self.message_id += 1;
+        self.message_id - 1
+    }
+
+    /// Ends the connection by a RST of the server.
+    pub(super) fn reset(&mut self) {
+        self.talk.packet(R, talk::RST | talk::ACK, &[]);
+        self.stamp(self.now);
     }
 
     /// Adds what the ends do.
@@ -193,7 +208,10 @@ impl Model {
         let granted = if run.in_messages { 64 } else { 1 };
         self.message(
             I,
-            &sealed(flagged(with_credits(request, charge, charge), flags)),
+            &sealed(flagged(
+                with_credits(request, charge, run.asked_credits.max(charge)),
+                flags,
+            )),
             granted,
             at,
         );
@@ -260,6 +278,9 @@ impl Model {
             arrives += nanos(delay) << attempt;
             self.talk.packets.push(packet.clone());
             self.stamp(arrives);
+        }
+        if black_holes > 0 {
+            self.lost.push(self.talk.packets.len() - 1);
         }
         arrives
     }

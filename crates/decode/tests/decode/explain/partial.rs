@@ -17,13 +17,13 @@ use super::{
 };
 
 /// One packet of a capture.
-struct Record {
-    time: Duration,
+pub(super) struct Record {
+    pub(super) time: Duration,
     original: u32,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
-fn records(capture: &[u8]) -> Vec<Record> {
+pub(super) fn records(capture: &[u8]) -> Vec<Record> {
     let mut reader = PcapReader::new(capture).unwrap();
     let mut records = Vec::new();
     while let Some(packet) = reader.next_packet() {
@@ -38,7 +38,13 @@ fn records(capture: &[u8]) -> Vec<Record> {
 }
 
 /// Returns a capture of these packets, in the order of their times.
-fn capture(mut records: Vec<Record>) -> Vec<u8> {
+pub(super) fn capture(mut records: Vec<Record>) -> Vec<u8> {
+    records.sort_by_key(|record| record.time);
+    unsorted(records)
+}
+
+/// Returns a capture of these packets in their order.
+pub(super) fn unsorted(records: Vec<Record>) -> Vec<u8> {
     let header = PcapHeader {
         snaplen: 1 << 18,
         datalink: DataLink::ETHERNET,
@@ -46,7 +52,6 @@ fn capture(mut records: Vec<Record>) -> Vec<u8> {
         ..PcapHeader::default()
     };
     let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
-    records.sort_by_key(|record| record.time);
     for Record {
         time,
         original,
@@ -59,7 +64,7 @@ fn capture(mut records: Vec<Record>) -> Vec<u8> {
     writer.into_writer()
 }
 
-fn modelled(run: &Run, port: u16) -> Vec<Record> {
+pub(super) fn modelled(run: &Run, port: u16) -> Vec<Record> {
     let mut model = Model::new(run).with_port(port);
     model.add(run);
     records(&model.capture())
@@ -89,7 +94,7 @@ fn adds_up(explanation: &Explanation) {
 }
 
 #[track_caller]
-fn does_not_see(explanation: &Explanation, says: &str) {
+pub(super) fn does_not_see(explanation: &Explanation, says: &str) {
     let unseen = &explanation.unseen;
     assert!(unseen.iter().any(|line| line.contains(says)), "{unseen:?}");
 }
@@ -248,7 +253,7 @@ fn what_the_capture_lacks_is_not_seen() {
 }
 
 /// Cuts each packet to its first bytes, as the snap length of a capture does.
-fn cut(mut records: Vec<Record>, length: usize) -> Vec<u8> {
+pub(super) fn cut(mut records: Vec<Record>, length: usize) -> Vec<u8> {
     for record in &mut records {
         record.bytes.truncate(length);
     }
