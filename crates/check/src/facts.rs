@@ -420,6 +420,8 @@ pub(crate) struct Measurement {
     pub(crate) path: Option<Result<f64, String>>,
     /// The time was over before everything was measured.
     pub(crate) is_cut_short: bool,
+    /// Scratch files whose handle was not closed, so that it is not certain that the server has deleted them.
+    pub(crate) left: Vec<String>,
 }
 
 /// The rates over one transport.

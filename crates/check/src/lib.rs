@@ -17,6 +17,6 @@ pub use diagnose::diagnose;
 pub use diagnosis::{About, Cure, Diagnosis, Event, Outcome, RunOn, Section, State, Step};
 pub use facts::Facts;
 pub use fault::Fault;
-pub use measurement::{Comparison, Limit, Limited, Operation, Rate, Speed, TransportSpeed};
+pub use measurement::{Cause, Comparison, Limited, Operation, Rate, Speed, TransportSpeed};
 pub use probe::gather;
 pub use settings::{Account, Measure, Settings, Stage, Target};

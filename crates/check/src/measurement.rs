@@ -1,6 +1,7 @@
 //! The rates that were measured to a server, and the conclusions from them.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+pub use smbdirect_smb::slow::Cause;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,31 +54,8 @@ pub struct Rate {
     pub machine_busy: Option<f64>,
     /// The part of the time for which messages waited for a send credit of SMB Direct.
     pub credit_wait: Option<f64>,
-}
-
-/// What limits a rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Limit {
-    /// Signing or encryption: the data moves in messages, although the transport has RDMA.
-    Signing,
-    /// The disk of the server.
-    Disk,
-    /// The processors of this machine.
-    ThisMachine,
-    /// The network.
-    Path,
-    /// The send credits that the server grants on the SMB Direct connection.
-    SmbDirectCredits,
-    /// The SMB2 credits that the server grants.
-    Smb2Credits,
-    /// There is one request at a time, so the time of an answer limits.
-    OneOutstanding,
-    /// The server.
-    Server,
-    /// The server or the network: it was not measured what the network carries.
-    ServerOrPath,
+    /// The longest time in seconds in which no request was answered.
+    pub longest_wait: f64,
 }
 
 /// The conclusions from a measurement.
@@ -119,7 +97,8 @@ pub struct Limited {
     /// Requests outstanding at the same time.
     pub outstanding: u32,
     /// What limits the rate.
-    pub limit: Limit,
+    #[serde(serialize_with = "slug")]
+    pub limit: Cause,
     /// The limit in words, as after "because of".
     pub because: String,
 }
@@ -136,4 +115,8 @@ pub struct Comparison {
     pub ratio: f64,
     /// The comparison in a sentence.
     pub sentence: String,
+}
+
+fn slug<S: Serializer>(cause: &Cause, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cause.slug())
 }

@@ -16,8 +16,8 @@ use crate::{
     options::{Address, large_size, usage},
     password::{Descriptor, password},
     pcap::Capture,
-    report::Report,
-    signals,
+    report::{self, Report},
+    signals::{self, Interruption},
 };
 
 /// Find out whether SMB Direct works and is used, and if not, why
@@ -31,7 +31,8 @@ use crate::{
 /// that cure it. Each attempt is a complete, correct exchange, and disturbs no server.
 ///
 /// With --measure it also reads and writes a scratch file, over SMB on TCP and over SMB Direct, and says which is
-/// faster and what limits each. The server deletes the file when the command ends, also by a signal.
+/// faster and what limits each. The server deletes the file when the command ends, also by a signal; if that is not
+/// certain, the command names the file.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Check {
@@ -101,14 +102,14 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"path\", bytes_per_second, sentence}
   {\"event\":\"rate\", transport, operation (write, first_read, read), request_bytes, outstanding,
    seconds, bytes, bytes_by_rdma, bytes_per_second, requests_per_second, cpu_seconds,
-   busiest_thread, machine_busy, credit_wait}
+   busiest_thread, machine_busy, credit_wait, longest_wait}
   {\"event\":\"limit\", transport, operation, outstanding, limit (signing, disk, this_machine, path,
-   smb_direct_credits, smb2_credits, one_outstanding, server, server_or_path), because}
+   send_credits, smb2_credits, one_outstanding, server, server_or_path), because}
   {\"event\":\"not_measured\", transport, reason}
   {\"event\":\"comparison\", transport, operation, ratio, sentence}
 
 \x1b[1m\x1b[4mExit status:\x1b[0m
-  0 SMB Direct works, 1 it does not, 2 it could not be checked, or measured";
+  0 SMB Direct works, 1 it does not, 2 it could not be checked, or measured, 3 a signal ended the command";
 
 impl Check {
     /// Returns the exit status.
@@ -145,7 +146,14 @@ impl Check {
         let facts = async { Ok(gather(settings, &progress).await) };
         let facts = signals::unless_interrupted(facts).await;
         bar.finish_and_clear();
-        let diagnosis = diagnose(&facts?);
+        let facts = match facts {
+            Err(error) if error.is::<Interruption>() => {
+                report::error(&error);
+                return Ok(INTERRUPTED);
+            }
+            facts => facts?,
+        };
+        let diagnosis = diagnose(&facts);
         output::print(&diagnosis, &report);
         Ok(status(&diagnosis, is_measured))
     }
@@ -171,6 +179,8 @@ impl Check {
     }
 }
 
+/// The exit status after a signal: it was not found out whether SMB Direct works.
+const INTERRUPTED: u8 = 3;
 /// Bytes of the scratch file: enough for a second of most servers, and little enough for their memory.
 const DEFAULT_SIZE: u64 = 64 << 20;
 /// Bytes of the smallest request.

@@ -21,6 +21,9 @@ const CLEAR_RATIO: f64 = 1.1;
 /// A first read that ended sooner measures how requests begin, and not the disk.
 const MIN_FIRST_READ_SECONDS: f64 = 0.1;
 
+/// A longer time without an answer is a stall.
+const STALL_SECONDS: f64 = 0.5;
+
 /// Draws the conclusions from a measurement.
 pub(super) fn explain(measurement: &Measurement) -> Speed {
     let path = path(measurement);
@@ -42,9 +45,15 @@ pub(super) fn explain(measurement: &Measurement) -> Speed {
     if comparisons.is_empty() {
         sentences.extend(transports.iter().flat_map(limits_in_words));
     }
+    sentences.extend(transports.iter().filter_map(stall));
     if measurement.is_cut_short {
         sentences.push("The time was over before everything was measured.".into());
     }
+    sentences.extend(measurement.left.iter().map(|path| {
+        format!(
+            "The connection ended before the scratch file {path} was closed: if the server has not deleted it, delete it."
+        )
+    }));
     Speed {
         sentences,
         path,
@@ -52,6 +61,23 @@ pub(super) fn explain(measurement: &Measurement) -> Speed {
         transports,
         comparisons,
     }
+}
+
+/// Says for how long the server answered nothing, if that is longer than a disk or a lost packet takes.
+fn stall(speed: &TransportSpeed) -> Option<String> {
+    let longest = speed
+        .rates
+        .iter()
+        .max_by(|one, other| one.longest_wait.total_cmp(&other.longest_wait))?;
+    (longest.longest_wait >= STALL_SECONDS).then(|| {
+        format!(
+            "The server answered nothing for {:.1} s over {} ({} of {} bytes): the rates include that.",
+            longest.longest_wait,
+            speed.name,
+            longest.operation.name(),
+            longest.request_bytes
+        )
+    })
 }
 
 fn path(measurement: &Measurement) -> Option<f64> {

@@ -1,7 +1,7 @@
 //! Measures the rates to a server over TCP and over SMB Direct.
 //!
 //! The data is a scratch file with a random name, which the server deletes when it is closed, also by the end of the
-//! connection. So nothing stays when the command is interrupted. With [`Measure::read_only`] nothing is written.
+//! connection. So nothing stays when the command is interrupted; a file whose handle was not closed is named. With [`Measure::read_only`] nothing is written.
 
 mod path;
 mod phase;
@@ -58,6 +58,7 @@ pub(super) async fn measure(
     let mut cached = None;
     for candidate in tcp.into_iter().chain(direct) {
         let mut measured = unmeasured(candidate);
+        let mut scratch = None;
         progress(Stage::Measurement {
             transport: candidate.map_or("TCP", |candidate| candidate.fabric.name()),
         });
@@ -68,7 +69,8 @@ pub(super) async fn measure(
                 Some(candidate) => (candidate, address).into(),
             };
             let session = Session::open(over, &remote.host, share, account).await?;
-            let done = all_phases(&session, measure, &mut cached, &mut measured).await;
+            let done =
+                all_phases(&session, measure, &mut cached, &mut measured, &mut scratch).await;
             session.close().await;
             done
         };
@@ -77,6 +79,7 @@ pub(super) async fn measure(
             Ok(Err(error)) => measured.failure = Some(format!("{error:#}")),
             Err(_) => measurement.is_cut_short = true,
         }
+        measurement.left.extend(scratch);
         measurement.transports.push(measured);
     }
     measurement
@@ -121,16 +124,17 @@ const fn fabric_of(candidate: &Candidate) -> bool {
 }
 
 /// Measures everything over one transport. `cached` are the bytes of a file to read that the server has in its cache,
-/// because another transport has read them.
+/// because another transport has read them. `scratch` is the path of the scratch file until its handle is closed.
 async fn all_phases(
     session: &Session,
     measure: &Measure,
     cached: &mut Option<u64>,
     measured: &mut Measured,
+    scratch: &mut Option<String>,
 ) -> Result<()> {
     let file = match &measure.read_only {
         Some(path) => session.open_file(path).await?,
-        None => session.scratch_file(&measure.folder).await?,
+        None => session.scratch_file(&measure.folder, scratch).await?,
     };
     measured.signs = session.signs();
     measured.in_messages = session.in_messages();
@@ -140,6 +144,9 @@ async fn all_phases(
     measured.smb2_credits = session.credits();
     // The server deletes a scratch file when it is closed.
     let closed = file.close().await;
+    if closed.is_ok() {
+        *scratch = None;
+    }
     done.and(closed)
 }
 

@@ -104,7 +104,10 @@ pub(super) async fn gather(
     if let Some(account) = &target.account {
         progress(Stage::Session);
         remote.session = in_session(&remote, address, &candidates, account).await;
-        if let Some(wanted) = &target.measure {
+        // A server counts wrong passwords, and may lock the account.
+        let session = remote.session.as_ref();
+        let is_refused = session.is_some_and(|session| session.login.is_some());
+        if let Some(wanted) = target.measure.as_ref().filter(|_| !is_refused) {
             let measuring = measure(
                 &remote,
                 address,

@@ -326,7 +326,36 @@ fn a_measurement_that_is_interrupted_leaves_no_file() {
             eventually("it writes over SMB Direct", has_file);
         }
         check.signal("INT");
-        check.finish().failed(1, "interrupted");
+        check.finish().failed(3, "interrupted");
         eventually("nothing is left", || names_in(&share).is_empty());
     }
+}
+
+/// A server locks an account after a few wrong passwords.
+#[test]
+fn a_wrong_password_is_tried_once() {
+    let Some(measured) = Measured::start_with("") else {
+        return;
+    };
+    measured.add_user();
+    let root = measured.root.path();
+    let settings = root.join("smb.conf");
+    let text = fs::read_to_string(&settings).unwrap();
+    let text = text.replace("map to guest = bad user", "map to guest = never");
+    fs::write(
+        &settings,
+        text.replace("[global]\n", "[global]\nlog level = 1 auth_audit:3\n"),
+    )
+    .unwrap();
+    let target = ["check", "--measure", "//127.0.0.1/share", "--user", "root"];
+    let mut check = measured.namespace.smbdirect(&target);
+    check.env("SMBDIRECT_PASSWORD", "wrong");
+    let done = Running::new(check).finish();
+    assert!(done.stdout.contains("LOGON_FAILURE"), "{done:?}");
+    let tried = || {
+        let log = fs::read_to_string(root.join("log")).unwrap_or_default();
+        log.matches("NT_STATUS_WRONG_PASSWORD").count()
+    };
+    eventually("the server has logged it", || tried() > 0);
+    assert_eq!(tried(), 1);
 }

@@ -1,7 +1,7 @@
 //! Decides what limits a rate, from the measured numbers alone.
 
 use super::in_words;
-use crate::{facts::InMessages, measurement::Limit};
+use crate::{facts::InMessages, measurement::Cause};
 
 /// The second read of the same data is this much faster if the disk limited the first. Below, the first read may
 /// only have been slower because it was the first.
@@ -50,31 +50,31 @@ pub(super) struct Figures {
 
 impl Figures {
     /// Returns what limits many outstanding requests. A cause that would hide the next ones is tested first.
-    pub(super) fn limit_of_many(&self) -> Limit {
+    pub(super) fn limit_of_many(&self) -> Cause {
         if self.is_limited_by_disk() {
-            Limit::Disk
+            Cause::Disk
         } else if matches!(self.in_messages, Some(InMessages::Protected(_))) {
-            Limit::Signing
+            Cause::Signing
         } else if self.is_this_machine_busy() {
-            Limit::ThisMachine
+            Cause::ThisMachine
         } else if self.path.is_some_and(|path| self.many >= path * PATH_PART) {
-            Limit::Path
+            Cause::Path
         } else if self.waits_for_smb_direct() {
-            Limit::SmbDirectCredits
+            Cause::SendCredits
         } else if self.waits_for_smb2() {
-            Limit::Smb2Credits
+            Cause::Smb2Credits
         } else if self.path.is_some() || self.is_faster_elsewhere() {
-            Limit::Server
+            Cause::Server
         } else {
-            Limit::ServerOrPath
+            Cause::ServerOrPath
         }
     }
 
     /// Returns what limits one outstanding request; `None` if it was not measured.
-    pub(super) fn limit_of_one(&self) -> Option<Limit> {
+    pub(super) fn limit_of_one(&self) -> Option<Cause> {
         let one = self.one?;
         Some(if self.many >= one * ONE_RATIO {
-            Limit::OneOutstanding
+            Cause::OneOutstanding
         } else {
             self.limit_of_many()
         })
@@ -113,40 +113,40 @@ impl Figures {
     }
 
     /// Returns a limit in words, as after "because of".
-    pub(super) fn because(&self, limit: Limit) -> String {
+    pub(super) fn because(&self, limit: Cause) -> String {
         match limit {
-            Limit::Signing => match &self.in_messages {
+            Cause::Signing => match &self.in_messages {
                 Some(InMessages::Protected(why)) => {
                     format!("signing or encryption: the data moves in messages, because {why}")
                 }
                 _ => "signing or encryption".into(),
             },
-            Limit::Disk => format!(
+            Cause::Disk => format!(
                 "the server's disk: the first read of the data ran at {}, the next one at {}",
                 in_words(self.first_read.unwrap_or_default()),
                 in_words(self.many)
             ),
-            Limit::ThisMachine => self.this_machine(),
-            Limit::Path => format!(
+            Cause::ThisMachine => self.this_machine(),
+            Cause::Path => format!(
                 "the path, which carries {} without SMB",
                 in_words(self.path.unwrap_or_default())
             ),
-            Limit::SmbDirectCredits => format!(
+            Cause::SendCredits => format!(
                 "SMB Direct credits: messages waited {} of the time until the server granted one",
                 percent(self.credit_wait)
             ),
-            Limit::Smb2Credits => format!(
+            Cause::Smb2Credits => format!(
                 "SMB2 credits: the server grants {}, which pay for {:.1} requests of {} KiB",
                 self.smb2_credits,
                 self.requests_with_credits(),
                 self.request_bytes >> 10
             ),
-            Limit::OneOutstanding => format!(
+            Cause::OneOutstanding => format!(
                 "one request at a time: {} reach {}",
                 self.outstanding,
                 in_words(self.many)
             ),
-            Limit::Server => match (&self.in_messages, self.is_faster_elsewhere()) {
+            Cause::Server => match (&self.in_messages, self.is_faster_elsewhere()) {
                 (Some(InMessages::Other(why) | InMessages::Protected(why)), _) => {
                     format!("the server, and the data moves in messages, because {why}")
                 }
@@ -159,7 +159,7 @@ impl Figures {
                     in_words(self.path.unwrap_or_default())
                 ),
             },
-            Limit::ServerOrPath => "the server or the path".into(),
+            _ => "the server or the path".into(),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{explain, limit::Figures};
 use crate::{
     facts::{Fabric, InMessages, Measured, Measurement},
-    measurement::{Limit, Operation, Rate},
+    measurement::{Cause, Operation, Rate},
 };
 
 /// MiB, in which rates are printed.
@@ -29,7 +29,7 @@ fn figures() -> Figures {
     }
 }
 
-fn of(change: impl FnOnce(&mut Figures)) -> (Limit, Option<Limit>) {
+fn of(change: impl FnOnce(&mut Figures)) -> (Cause, Option<Cause>) {
     let mut figures = figures();
     change(&mut figures);
     let (many, one) = (figures.limit_of_many(), figures.limit_of_one());
@@ -37,80 +37,77 @@ fn of(change: impl FnOnce(&mut Figures)) -> (Limit, Option<Limit>) {
     (many, one)
 }
 
-fn many(change: impl FnOnce(&mut Figures)) -> Limit {
+fn many(change: impl FnOnce(&mut Figures)) -> Cause {
     of(change).0
 }
 
 #[test]
 fn without_evidence_it_is_the_server_or_the_path() {
-    assert_eq!(many(|_| ()), Limit::ServerOrPath);
+    assert_eq!(many(|_| ()), Cause::ServerOrPath);
 }
 
 #[test]
 fn the_path_and_the_server_are_told_apart_by_what_the_path_carries() {
-    assert_eq!(many(|it| it.path = Some(1200.0 * MIB)), Limit::Path);
-    assert_eq!(many(|it| it.path = Some(1300.0 * MIB)), Limit::Server);
+    assert_eq!(many(|it| it.path = Some(1200.0 * MIB)), Cause::Path);
+    assert_eq!(many(|it| it.path = Some(1300.0 * MIB)), Cause::Server);
     // Another transport shows that the path carries more.
     assert_eq!(
         many(|it| it.best_elsewhere = 1200.0 * MIB),
-        Limit::ServerOrPath
+        Cause::ServerOrPath
     );
-    assert_eq!(many(|it| it.best_elsewhere = 1300.0 * MIB), Limit::Server);
+    assert_eq!(many(|it| it.best_elsewhere = 1300.0 * MIB), Cause::Server);
 }
 
 #[test]
 fn a_busy_thread_or_machine_is_this_machine() {
     assert_eq!(
         many(|it| it.busiest_thread = Some(0.95)),
-        Limit::ThisMachine
+        Cause::ThisMachine
     );
     assert_eq!(
         many(|it| it.busiest_thread = Some(0.85)),
-        Limit::ServerOrPath
+        Cause::ServerOrPath
     );
-    assert_eq!(many(|it| it.machine_busy = Some(0.97)), Limit::ThisMachine);
-    assert_eq!(many(|it| it.machine_busy = Some(0.90)), Limit::ServerOrPath);
+    assert_eq!(many(|it| it.machine_busy = Some(0.97)), Cause::ThisMachine);
+    assert_eq!(many(|it| it.machine_busy = Some(0.90)), Cause::ServerOrPath);
     // The processor limits the measurement of the path, too.
     let both = many(|it| {
         it.path = Some(1000.0 * MIB);
         it.busiest_thread = Some(0.95);
     });
-    assert_eq!(both, Limit::ThisMachine);
+    assert_eq!(both, Cause::ThisMachine);
     let unknown = many(|it| {
         it.busiest_thread = None;
         it.machine_busy = None;
     });
-    assert_eq!(unknown, Limit::ServerOrPath);
+    assert_eq!(unknown, Cause::ServerOrPath);
 }
 
 #[test]
 fn a_second_read_that_is_faster_shows_the_disk() {
-    assert_eq!(many(|it| it.first_read = Some(400.0 * MIB)), Limit::Disk);
+    assert_eq!(many(|it| it.first_read = Some(400.0 * MIB)), Cause::Disk);
     assert_eq!(
         many(|it| it.first_read = Some(600.0 * MIB)),
-        Limit::ServerOrPath
+        Cause::ServerOrPath
     );
 }
 
 #[test]
 fn credits_of_smb_direct_and_of_smb2_are_told_apart() {
-    assert_eq!(
-        many(|it| it.credit_wait = Some(0.5)),
-        Limit::SmbDirectCredits
-    );
-    assert_eq!(many(|it| it.credit_wait = Some(0.2)), Limit::ServerOrPath);
+    assert_eq!(many(|it| it.credit_wait = Some(0.5)), Cause::SendCredits);
+    assert_eq!(many(|it| it.credit_wait = Some(0.2)), Cause::ServerOrPath);
     // A slow server keeps messages with data waiting, over TCP too.
     let slow_server = many(|it| {
         it.credit_wait = Some(0.5);
         it.is_by_rdma = false;
     });
-    assert_eq!(slow_server, Limit::ServerOrPath);
+    assert_eq!(slow_server, Cause::ServerOrPath);
     let fast_over_tcp = many(|it| {
         it.credit_wait = Some(0.5);
         it.is_by_rdma = false;
         it.best_elsewhere = 2000.0 * MIB;
     });
-    assert_eq!(fast_over_tcp, Limit::SmbDirectCredits);
+    assert_eq!(fast_over_tcp, Cause::SendCredits);
 
     // 32 credits pay for two requests of 1 MiB, which are twice as fast as one.
     let with_credits = |smb2_credits, many| {
@@ -124,23 +121,23 @@ fn credits_of_smb_direct_and_of_smb2_are_told_apart() {
     let (limit, one) = with_credits(32, 190.0 * MIB);
     assert_eq!(
         (limit, one),
-        (Limit::Smb2Credits, Some(Limit::OneOutstanding))
+        (Cause::Smb2Credits, Some(Cause::OneOutstanding))
     );
     // Two requests are not faster than one: more credits would not help.
     let (limit, one) = with_credits(32, 105.0 * MIB);
     assert_eq!(
         (limit, one),
-        (Limit::ServerOrPath, Some(Limit::ServerOrPath))
+        (Cause::ServerOrPath, Some(Cause::ServerOrPath))
     );
     // There are credits for all requests.
     let (limit, one) = with_credits(256, 1600.0 * MIB);
     assert_eq!(
         (limit, one),
-        (Limit::ServerOrPath, Some(Limit::OneOutstanding))
+        (Cause::ServerOrPath, Some(Cause::OneOutstanding))
     );
     assert_eq!(
         with_credits(0, 190.0 * MIB).0,
-        Limit::ServerOrPath,
+        Cause::ServerOrPath,
         "unknown"
     );
 }
@@ -149,11 +146,11 @@ fn credits_of_smb_direct_and_of_smb2_are_told_apart() {
 fn one_request_is_the_limit_only_if_many_are_faster() {
     assert_eq!(
         of(|it| it.one = Some(500.0 * MIB)).1,
-        Some(Limit::OneOutstanding)
+        Some(Cause::OneOutstanding)
     );
     assert_eq!(
         of(|it| it.one = Some(800.0 * MIB)).1,
-        Some(Limit::ServerOrPath)
+        Some(Cause::ServerOrPath)
     );
     assert_eq!(of(|it| it.one = None).1, None);
 }
@@ -163,15 +160,15 @@ fn signing_is_the_limit_only_if_it_keeps_data_in_messages() {
     let protected = || InMessages::Protected("the server requires signing".into());
     assert_eq!(
         many(|it| it.in_messages = Some(protected())),
-        Limit::Signing
+        Cause::Signing
     );
     let other = InMessages::Other("the server does not take RDMA".into());
-    assert_eq!(many(|it| it.in_messages = Some(other)), Limit::ServerOrPath);
+    assert_eq!(many(|it| it.in_messages = Some(other)), Cause::ServerOrPath);
     let disk = many(|it| {
         it.in_messages = Some(protected());
         it.first_read = Some(100.0 * MIB);
     });
-    assert_eq!(disk, Limit::Disk);
+    assert_eq!(disk, Cause::Disk);
 }
 
 fn rate(operation: Operation, outstanding: u32, bytes_per_second: f64) -> Rate {
@@ -188,6 +185,7 @@ fn rate(operation: Operation, outstanding: u32, bytes_per_second: f64) -> Rate {
         busiest_thread: Some(0.5),
         machine_busy: Some(0.5),
         credit_wait: None,
+        longest_wait: 0.0,
     }
 }
 
@@ -241,7 +239,7 @@ fn smb_direct_is_called_slower_when_it_is() {
 
 #[test]
 fn a_first_read_that_was_too_short_says_nothing_about_the_disk() {
-    for (seconds, expected) in [(0.05, Limit::ServerOrPath), (0.5, Limit::Disk)] {
+    for (seconds, expected) in [(0.05, Cause::ServerOrPath), (0.5, Cause::Disk)] {
         let mut direct = measured(Some(Fabric::Iwarp), "siw0", 1000.0 * MIB);
         let first = rate(Operation::FirstRead, 16, 100.0 * MIB);
         direct.rates.push(Rate { seconds, ..first });
@@ -263,6 +261,7 @@ fn the_slowest_comparison_comes_first() {
     let measurement = Measurement {
         transports: vec![tcp, direct],
         path: Some(Ok(120.0 * MIB)),
+        left: Vec::new(),
         is_cut_short: true,
     };
     let speed = explain(&measurement);
@@ -296,7 +295,32 @@ fn a_transport_without_another_is_judged_alone() {
     let limits = &speed.transports[0].limits;
     assert_eq!(
         (limits[1].outstanding, limits[1].limit),
-        (1, Limit::OneOutstanding)
+        (1, Cause::OneOutstanding)
     );
     assert!(speed.path_sentence.contains("listen --sink"), "{speed:?}");
+}
+
+#[test]
+fn a_stall_and_a_file_that_may_be_left_are_said() {
+    let mut tcp = measured(None, "TCP", 1000.0 * MIB);
+    tcp.rates[1].longest_wait = 2.5;
+    let of = |tcp: Measured, left: &[&str]| {
+        let measurement = Measurement {
+            transports: vec![tcp],
+            left: left.iter().map(ToString::to_string).collect(),
+            ..Measurement::default()
+        };
+        explain(&measurement).sentences.join(" ")
+    };
+    let said = of(tcp, &[".smbdirect-check-1"]);
+    assert!(
+        said.contains("answered nothing for 2.5 s over TCP (read of"),
+        "{said}"
+    );
+    assert!(said.contains("scratch file .smbdirect-check-1"), "{said}");
+    let said = of(measured(None, "TCP", 1000.0 * MIB), &[]);
+    assert!(
+        !said.contains("answered nothing") && !said.contains("scratch"),
+        "{said}"
+    );
 }

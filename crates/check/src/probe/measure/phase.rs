@@ -39,6 +39,18 @@ struct Done {
     begun: AtomicU64,
     requests: AtomicU64,
     by_rdma: AtomicU64,
+    /// When the last answer came, in microseconds, and the longest time between two.
+    last: AtomicU64,
+    longest: AtomicU64,
+}
+
+impl Done {
+    /// An answer came so long after the beginning.
+    fn answered(&self, time: Duration) {
+        let now = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let last = self.last.fetch_max(now, Relaxed);
+        self.longest.fetch_max(now.saturating_sub(last), Relaxed);
+    }
 }
 
 impl Phase {
@@ -54,7 +66,7 @@ impl Phase {
         let begun = Instant::now();
         let mut workers = JoinSet::new();
         for _ in 0..self.outstanding {
-            workers.spawn(self.work(file.clone(), done.clone(), begun + TIME));
+            workers.spawn(self.work(file.clone(), done.clone(), begun));
         }
         while let Some(worker) = workers.join_next().await {
             worker.expect("no worker panics or is aborted")?;
@@ -80,6 +92,7 @@ impl Phase {
             busiest_thread: used.busiest_thread,
             machine_busy: used.machine,
             credit_wait: stalled.map(|time| (time.as_secs_f64() / seconds).min(1.0)),
+            longest_wait: done.longest.load(Relaxed) as f64 / 1e6,
         };
         let extent = requests.min(self.places()) * u64::from(self.request_bytes);
         Ok((rate, extent))
@@ -91,7 +104,8 @@ impl Phase {
     }
 
     /// Makes one request after the other until the time is over.
-    async fn work(self, file: File, done: Arc<Done>, end: Instant) -> Result<()> {
+    async fn work(self, file: File, done: Arc<Done>, begun: Instant) -> Result<()> {
+        let end = begun + TIME;
         let places = self.places();
         let mut buffer = buffer(self.request_bytes, self.operation == Operation::Write);
         while Instant::now() < end {
@@ -107,6 +121,7 @@ impl Phase {
             };
             buffer = returned;
             done.requests.fetch_add(1, Relaxed);
+            done.answered(begun.elapsed());
             done.by_rdma.fetch_add(by_rdma as u64, Relaxed);
         }
         Ok(())

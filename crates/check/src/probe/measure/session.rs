@@ -105,13 +105,19 @@ impl Session {
         }
     }
 
-    /// Creates a file with a random name, which the server deletes when it is closed.
-    pub(super) async fn scratch_file(&self, folder: &str) -> Result<File> {
+    /// Creates a file with a random name, which the server deletes when it is closed. Its path is in `made`, unless the
+    /// server refuses it.
+    pub(super) async fn scratch_file(
+        &self,
+        folder: &str,
+        made: &mut Option<String>,
+    ) -> Result<File> {
         let name = format!(".smbdirect-check-{:016x}", fastrand::u64(..));
         let path = match folder {
             "" => name,
             folder => format!("{folder}/{name}"),
         };
+        *made = Some(path.clone());
         let file = match self {
             Self::Tcp(session) => session.create(&path, true).await,
             Self::Direct(session) => {
@@ -119,6 +125,9 @@ impl Session {
                 file.map(File::Direct).map_err(Into::into)
             }
         };
+        if file.is_err() {
+            *made = None;
+        }
         file.with_context(|| {
             format!("the scratch file {path} cannot be created (--read-only FILE needs none)")
         })
