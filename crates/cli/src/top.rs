@@ -15,6 +15,7 @@ mod waits;
 
 use std::{
     io::{self, IsTerminal},
+    pin::pin,
     time::Duration,
 };
 
@@ -81,11 +82,12 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   GRANTED                   credits granted to the peer / maximum
   STALLS/s                  how often per second a message had to wait for a send credit
   WAIT                      share of the time in which messages waited for one
-  WAITS FOR                 what took most of the time: client: it asks for nothing; server: it has a request;
-                            window: data to or from the client waits for the network or its window; memory:
-                            --memory is used up; peer credits; own credits: the peer has used all that this
-                            end granted; CPU: a thread takes all of a core. Of a listener, or if messages are
-                            encrypted: also send queue: it is full; messages: none moved; -: none of these
+  WAITS FOR                 what took most of the time: think: the client asks for nothing; server: it has a
+                            request; network: data to or from the client waits for the network or its window;
+                            memory: --memory is used up; send_credits: the peer grants none; own_credits: the
+                            peer has used all that this end granted; this_machine: a thread takes all of a
+                            core. Of a listener, or if messages are encrypted: also send_queue: it is full;
+                            messages: none moved; -: none of these. docs/slow.md has the cures
   RTT                       last round trip of a keepalive
   REGIONS                   registered memory regions";
 
@@ -115,7 +117,11 @@ impl Top {
                 () = sleep(self.interval) => {}
                 () = interrupted.wait() => return Ok(true),
             }
-            let status = match client::status(&address).await {
+            let status = tokio::select! {
+                status = client::status(&address) => status,
+                () = interrupted.wait() => return Ok(true),
+            };
+            let status = match status {
                 Ok(status) => status,
                 // The command may be restarted, so the next interval tries again.
                 Err(error) if self.json && !self.once => {
@@ -147,15 +153,23 @@ impl Top {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();
         let (mut rated, mut fault, mut order) = (first, None, Order::default());
+        // Keys and signals count while the answer is waited for: the endpoint may hang.
+        let mut asked = pin!(None);
         loop {
             screen
                 .draw(&rated, fault.as_deref(), order)
                 .map_err(|_| terminal_gone())?;
             tokio::select! {
-                _ = ticks.tick() => match client::status(address).await {
-                    Ok(status) => (rated, fault) = (rates.next(status), None),
-                    // The command may be restarted, so the error is shown and the next tick tries again.
-                    Err(error) => fault = Some(format!("{error:#}")),
+                _ = ticks.tick(), if asked.is_none() => asked.set(Some(client::status(address))),
+                answer = async { asked.as_mut().as_pin_mut().expect("it is asked").await },
+                    if asked.is_some() =>
+                {
+                    asked.set(None);
+                    match answer {
+                        Ok(status) => (rated, fault) = (rates.next(status), None),
+                        // The command may be restarted, so the error is shown and the next tick tries again.
+                        Err(error) => fault = Some(format!("{error:#}")),
+                    }
                 },
                 key = keys.next() => match key {
                     Some(Key::Quit) => return Ok(true),

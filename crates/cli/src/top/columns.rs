@@ -67,10 +67,15 @@ pub(super) const COLUMNS: &[Column] = &[
     }),
 ];
 
-/// Returns the columns that fit in `width`.
-pub(super) fn fitting(width: usize) -> Vec<&'static Column> {
+/// Returns the columns that fit in `width`, if the first one needs at least `peer`: without the whole address, the rows of
+/// two peers would be the same.
+pub(super) fn fitting(width: usize, peer: usize) -> Vec<&'static Column> {
     let mut columns: Vec<_> = COLUMNS.iter().collect();
-    let needed = |columns: &[&Column]| columns.iter().map(|one| one.width + 1).sum::<usize>();
+    let more = peer.saturating_sub(COLUMNS[0].width);
+    let needed = |columns: &[&Column]| {
+        let widths = columns.iter().map(|one| one.width + 1);
+        widths.sum::<usize>() + more
+    };
     while needed(&columns) > width + 1
         && let Some(most) = columns
             .iter()
@@ -211,18 +216,21 @@ mod tests {
     #[test]
     fn a_narrow_screen_keeps_the_most_important_columns() {
         let headers = |width| {
-            let columns = fitting(width);
+            let columns = fitting(width, 0);
             columns
                 .iter()
                 .map(|column| column.header)
                 .collect::<Vec<_>>()
                 .join(" ")
         };
-        assert_eq!(fitting(200).len(), COLUMNS.len());
+        assert_eq!(fitting(200, 0).len(), COLUMNS.len());
         assert_eq!(headers(80), "PEER OUT IN READ WRITE CREDITS WAIT");
         assert_eq!(headers(5), "PEER");
         for width in 22..200 {
-            let used: usize = fitting(width).iter().map(|column| column.width + 1).sum();
+            let used: usize = fitting(width, 0)
+                .iter()
+                .map(|column| column.width + 1)
+                .sum();
             assert!(used <= width + 1);
         }
     }

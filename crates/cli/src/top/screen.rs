@@ -96,8 +96,9 @@ fn draw(
     lines.extend(rest.into_iter().map(Line::from));
     frame.render_widget(Paragraph::new(Text::from(lines)), above);
 
-    let columns = fitting(middle.width.into());
     let rows = order.rows(rated);
+    let peers = rows.iter().map(|row| row.one.peer.to_string().len());
+    let columns = fitting(middle.width.into(), peers.max().unwrap_or(0));
     // One line is the header.
     let visible = usize::from(middle.height.saturating_sub(1));
     *skipped = (*skipped).min(rows.len().saturating_sub(visible));
@@ -159,6 +160,7 @@ mod tests {
         },
         *,
     };
+    use crate::metrics::ConnectionStatus;
 
     /// Returns the content of a screen of this size.
     fn drawn(
@@ -190,6 +192,29 @@ mod tests {
             "q quit",
         ] {
             assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_rows_of_two_peers_differ_at_80_columns() {
+        let long = "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:1001]:40001";
+        let peers = [
+            long,
+            &long.replace("40001", "40002"),
+            &long.replace(":1001]", ":1002]"),
+        ];
+        let connections = peers.iter().map(|peer| ConnectionStatus {
+            peer: peer.parse().unwrap(),
+            ..connection(1, 60.0, 0)
+        });
+        let rated = Rates::default().next(status(3700.0, connections.collect()));
+        let mut terminal = Terminal::new(TestBackend::new(80, 12)).unwrap();
+        terminal
+            .draw(|frame| draw(frame, &rated, None, Order::Bytes, &mut 0))
+            .unwrap();
+        let text = terminal.backend().to_string();
+        for peer in peers {
+            assert!(text.contains(peer), "{peer}: {text}");
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a connection waits for: what took the largest part of the time since the last reading.
 
+use smbdirect_smb::slow::Cause;
+
 use super::rates::{Rate, Rated};
 use crate::{metrics::ConnectionStatus, report};
 
@@ -84,58 +86,54 @@ impl WaitsFor {
             .map(|(cause, part)| (cause, part.clamp(0.0, 1.0)))
     }
 
+    /// Returns the cause; `None` if the connection is not slowed down, or it is not known by what.
+    const fn cause(self) -> Option<Cause> {
+        Some(match self {
+            Self::Cpu => Cause::ThisMachine,
+            Self::PeerCredits => Cause::SendCredits,
+            Self::OwnCredits => Cause::OwnCredits,
+            Self::Memory => Cause::Memory,
+            Self::Window => Cause::Network,
+            Self::Server => Cause::Server,
+            Self::Client => Cause::Think,
+            Self::SendQueue => Cause::SendQueue,
+            Self::Nothing | Self::Messages => return None,
+        })
+    }
+
     /// Returns the text of the column.
     pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "CPU",
-            Self::PeerCredits => "peer credits",
-            Self::OwnCredits => "own credits",
-            Self::Memory => "memory",
-            Self::Window => "window",
-            Self::Server => "server",
-            Self::Client => "client",
-            Self::SendQueue => "send queue",
-            Self::Nothing => "-",
-            Self::Messages => "messages",
+        match self.cause() {
+            Some(cause) => cause.slug(),
+            None if matches!(self, Self::Nothing) => "-",
+            None => "messages",
         }
     }
 
-    /// Returns the cause and the cure in words; `None` if the connection is not slowed down.
+    /// Returns the cause, its figures and a cure in words; `None` if the connection is not slowed down.
     fn explanation(self, one: &ConnectionStatus, part: f64) -> Option<String> {
+        let cause = self.cause().filter(|&cause| cause != Cause::Think)?;
         let percent = part * 100.0;
         let unanswered = one.waited.map_or(0, |waited| waited.unanswered) as u64;
-        Some(match self {
-            Self::Cpu => format!(
-                "a thread of the gateway or listener takes {percent:.0} % of a processor core: larger reads and writes, \
-                 or another core for what runs there besides"
-            ),
+        let figures = match self {
             Self::PeerCredits => format!(
-                "messages wait {percent:.0} % of the time for send credits: the peer is slow to take messages, or \
-                 grants few ({} of {} held)",
+                "{percent:.0} % of the time, {} of {} held",
                 one.send_credits, one.send_credit_target
             ),
             Self::OwnCredits => format!(
-                "the peer has no credits left: this end is slow to take {} of messages, or --receive-credit-max is low \
-                 ({})",
+                "{} of messages received, --receive-credit-max {}",
                 report::bytes(one.received_message_bytes),
                 one.receive_credit_max
             ),
-            Self::Memory => {
-                format!("messages wait {percent:.0} % of the time for memory: raise --memory")
-            }
-            Self::Window => format!(
-                "data waits {percent:.0} % of the time for the network to the client or its window: `ss -ti` shows \
-                 which, and lost packets"
-            ),
             Self::Server => format!(
-                "requests wait {percent:.0} % of the time for the server ({} now): see its disk and its processor",
+                "{percent:.0} % of the time, {} now",
                 report::plural(unanswered, "request")
             ),
-            Self::SendQueue => {
-                "work waits for the send queue: the network takes less than this end sends".into()
-            }
-            Self::Client | Self::Nothing | Self::Messages => return None,
-        })
+            _ => format!("{percent:.0} % of the time"),
+        };
+        let [system, cure] = cause.cures()[0];
+        let sentence = cause.sentence().trim_end_matches('.');
+        Some(format!("{sentence} ({figures}). {system}: {cure}"))
     }
 }
 
@@ -267,8 +265,8 @@ mod tests {
         let connections = vec![connection(1, 10.0, 10_000), connection(2, 10.0, 90_000)];
         let rated = Rates::default().next(status(20.0, connections));
         let line = worst(&rated);
-        assert!(line.contains("messages wait 90 % of the time"), "{line}");
-        assert!(line.contains("200 of 255"), "{line}");
+        assert!(line.contains("send credits"), "{line}");
+        assert!(line.contains("90 % of the time, 200 of 255 held"), "{line}");
         let rated = Rates::default().next(status(20.0, vec![connection(1, 10.0, 0)]));
         assert!(worst(&rated).starts_with("no connection waits"));
     }

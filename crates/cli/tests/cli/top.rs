@@ -1,6 +1,12 @@
 //! `top`: what it prints of a running listener, and how it fails.
 
-use std::net::TcpListener;
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -118,4 +124,38 @@ fn json_goes_on_when_the_listener_is_started_again() {
         "one line for one restart: {done:?}"
     );
     second.terminate().succeeded();
+}
+
+/// The endpoint answers twice, and hangs then.
+#[test]
+fn a_signal_ends_it_while_the_endpoint_hangs() {
+    let (listening, metrics) = metered();
+    let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = hanging.local_addr().unwrap().to_string();
+    let (hangs, has_hung) = mpsc::channel();
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in hanging.incoming().map_while(Result::ok) {
+            held.push(stream);
+            if held.len() > 2 {
+                hangs.send(()).unwrap();
+                continue;
+            }
+            let mut asked = [0; 4096];
+            let stream = held.last_mut().unwrap();
+            let length = stream.read(&mut asked).unwrap();
+            let mut real = TcpStream::connect(&metrics).unwrap();
+            real.write_all(&asked[..length]).unwrap();
+            let length = real.read(&mut asked).unwrap();
+            stream.write_all(&asked[..length]).unwrap();
+        }
+    });
+    let top = start(&["top", &address, "--json", "--interval", "0.05"]);
+    has_hung.recv_timeout(Duration::from_secs(30)).unwrap();
+    let signalled = Instant::now();
+    top.signal("TERM");
+    assert!(top.finish().status.success());
+    // An answer is waited for during 5 s.
+    assert!(signalled.elapsed() < Duration::from_secs(4));
+    listening.terminate().succeeded();
 }

@@ -302,20 +302,20 @@ async fn what_a_session_waits_for_is_counted_and_shown_by_top() {
         done.stdout
     };
     assert_eq!(seconds(&waited(), "client_seconds"), 0.0, "no request yet");
-    top("client");
+    top("think");
 
     let request = read(5, 0, 9, 0, &[]);
     client.send(&request).await;
     assert_eq!(server.receive().await.unwrap(), request);
     let shown = top("server");
-    assert!(shown.contains("for the server (1 request now)"), "{shown}");
+    assert!(shown.contains("of the time, 1 request now"), "{shown}");
     let asked = waited();
     assert_eq!(asked["unanswered"], 1);
     assert!(seconds(&asked, "server_seconds") >= 0.2, "{asked}");
 
     server.send(&answer(READ, 5, SUCCESS)).await;
     client.receive().await.unwrap();
-    let shown = top("client");
+    let shown = top("think");
     assert!(shown.contains("no connection waits, except"), "{shown}");
     let answered = waited();
     assert_eq!(answered["unanswered"], 0);
