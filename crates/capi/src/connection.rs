@@ -239,8 +239,8 @@ impl smbdirect_connection {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
-        let future = self.events.calls.wait(future);
-        self.runtime.wait(timeout_ms, &waker, future)?
+        self.runtime
+            .wait(timeout_ms, &waker, &self.events.calls, future)
     }
 
     /// Announces an event when a message can be sent, or the connection is over.

@@ -7,6 +7,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     address::Address,
+    calls::Calls,
     connection::smbdirect_connection,
     events::Events,
     pointers,
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn smbdirect_listen(
                 let listener = Listener::bind(&*provider, address, prepared.config.clone()).await;
                 listener.map_err(|error| prepared.explained_listen(error, address))
             };
-            let bound = runtime.wait(-1, Waker::noop(), binding)??;
+            let bound = runtime.wait(-1, Waker::noop(), &Calls::default(), binding)??;
             let created = smbdirect_listener {
                 events: Events::new(&runtime.event),
                 address: bound.local_addr().to_string(),
@@ -97,13 +98,13 @@ pub unsafe extern "C" fn smbdirect_accept(
                 poll_fn(|context| listener.poll_accept(context)).await
             };
             let waker = handle.events.waker();
-            let accepting = handle.events.calls.wait(accepting);
-            let accepted = handle.runtime.wait(timeout_ms, &waker, accepting);
+            let calls = &handle.events.calls;
+            let accepted = handle.runtime.wait(timeout_ms, &waker, calls, accepting);
             if accepted.is_err() && timeout_ms != 0 {
                 // Only a call that does not wait leaves the waker of the descriptor behind.
                 handle.events.signal();
             }
-            let accepted = accepted???;
+            let accepted = accepted??;
             // There may be more of them.
             handle.events.signal();
             accepted.set_busy_poll(handle.busy_poll);

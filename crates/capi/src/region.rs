@@ -175,13 +175,14 @@ impl smbdirect_region {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
-        let ending = self.calls.wait(self.deregister());
-        let ended = self.runtime.wait(timeout_ms, &waker, ending);
+        let ended = self
+            .runtime
+            .wait(timeout_ms, &waker, &self.calls, self.deregister());
         if timeout_ms != 0 {
             // A call that does not wait could not get the lock, or this one has taken the place of its waker.
             self.events.signal();
         }
-        ended??
+        ended?
     }
 
     /// Ends the registration. If the future is dropped, the next call continues.

@@ -276,15 +276,16 @@ impl Runtime {
         self.tokio().spawn(future).abort_handle()
     }
 
-    /// Waits for `future`. With a timeout of 0, polls it once, and `waker` is woken when it is worth polling again. A
-    /// negative timeout never ends.
+    /// Waits for `future` in a call on the handle of `calls`. With a timeout of 0, polls it once, and `waker` is woken
+    /// when it is worth polling again. A negative timeout never ends.
     ///
     /// # Errors
-    /// The timeout is over, or the thread gives up.
+    /// The timeout is over, the handle ends, or the thread gives up.
     pub(crate) fn wait<T>(
         &self,
         timeout_ms: i32,
         waker: &Waker,
+        calls: &Calls,
         future: impl Future<Output = T>,
     ) -> Result<T, Failure> {
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
@@ -293,16 +294,18 @@ impl Runtime {
             let mut future = pin!(future);
             loop {
                 let left = deadline.map(|end| end.saturating_duration_since(time::Instant::now()));
+                // The call does not count while it asks: the function may free the handle, and wait for its end.
+                let call = calls.wait(future.as_mut());
                 let value = match left {
-                    Some(_) if timeout_ms == 0 => self.poll(waker, future.as_mut()),
+                    Some(_) if timeout_ms == 0 => self.poll(waker, pin!(call)),
                     _ if interrupt::is_set() => {
                         let left = left.unwrap_or(Duration::MAX).min(interrupt::INTERVAL);
-                        self.block_for(Some(left), future.as_mut())
+                        self.block_for(Some(left), call)
                     }
-                    left => self.block_for(left, future.as_mut()),
+                    left => self.block_for(left, call),
                 };
                 match value {
-                    Some(value) => return Ok(value),
+                    Some(value) => return value,
                     None if deadline.is_some_and(|end| end <= time::Instant::now()) => {
                         return Err(Failure::timed_out(timeout_ms));
                     }
@@ -407,9 +410,9 @@ pub unsafe extern "C" fn smbdirect_runtime_run(
     let value = unsafe {
         crate::status::call(error, || {
             let runtime = Runtime::of(runtime)?;
-            let event = runtime.calls.wait(runtime.event.notified());
-            match runtime.wait(timeout_ms, Waker::noop(), event) {
-                Ok(event) => event.map(|()| 1),
+            let event = runtime.event.notified();
+            match runtime.wait(timeout_ms, Waker::noop(), &runtime.calls, event) {
+                Ok(()) => Ok(1),
                 Err(failure) => match failure.code {
                     SMBDIRECT_ERROR_TIMED_OUT | SMBDIRECT_ERROR_WOULD_BLOCK => Ok(0),
                     _ => Err(failure),

@@ -258,6 +258,25 @@ static void is_cancelled(size_t which)
     take_down(which);
 }
 
+static int closes_everything(void *status)
+{
+    *(int *)status = smbdirect_close_all(10000);
+    return 0;
+}
+
+/* The function that a call asks may end all connections, that of the call too. */
+static void closes_itself(void)
+{
+    struct smbdirect_error error = { 0 };
+    int status = 1;
+
+    set_up(0);
+    smbdirect_set_interrupt(closes_everything, &status);
+    CHECK(cases[0].call() == SMBDIRECT_ERROR_ABORTED && status == 0);
+    smbdirect_set_interrupt(NULL, NULL);
+    take_down(0);
+}
+
 int main(void)
 {
     struct smbdirect_error error = { 0 };
@@ -270,6 +289,7 @@ int main(void)
         is_interrupted(which);
         is_cancelled(which);
     }
+    closes_itself();
     smbdirect_listener_free(listener);
     smbdirect_runtime_free(mute);
     return 0;
