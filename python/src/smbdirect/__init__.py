@@ -304,6 +304,9 @@ class Region(RegionHandle):
         status = interruptible(
             lambda: library.smbdirect_deregister(pointer, limit, byref(buffer), byref(error))
         )
+        if status < 0:
+            # Another thread may have got the buffer and freed the region.
+            self._registered()
         check(status, error)
         self.free()
         assert buffer.value is not None
