@@ -1,9 +1,8 @@
-//! `smbdirect listen`: the accepting end, for `ping --echo`, for tests, and for files.
+//! `smbdirect listen`: a plain peer that accepts connections, for `ping`, `check`, `conform` and tests.
 
 use std::{
     collections::VecDeque,
     net::SocketAddr,
-    path::PathBuf,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,25 +23,18 @@ use crate::{
     failure::{Kind, OfKind},
     metrics::{Figures, MetricsOptions},
     options::{
-        AcceptOptions, Address, CommonOptions, Transport, at_least_one, seconds, size, usage,
-        with_profiles,
+        AcceptOptions, Address, CommonOptions, Transport, at_least_one, size, with_profiles,
     },
     report::{self, Report},
     signals::Interrupted,
-    transfer::{
-        Checksum, INACTIVITY_LIMIT, Method,
-        receiving::{Received, receive_files},
-        store::{Directory, Store},
-    },
     transport,
 };
 
-/// Accept SMB Direct connections, and echo, drop or store messages
+/// Accept SMB Direct connections, and echo or drop messages
 ///
-/// With --memory, it lends each peer memory for RDMA Read and Write.
+/// With --memory, it lends each peer memory for RDMA Read and Write. It serves no SMB: for that see `gateway`.
 ///
-/// Prints the listening address in the first line, then one line for each file and one at the end
-/// of each connection. Runs until SIGINT or SIGTERM, and ends with status 0; with --count or
+/// Prints the listening address in the first line, then one line at the end of each connection. Runs until SIGINT or SIGTERM, and ends with status 0; with --count or
 /// --once, the status is 0 only if every connection ended gracefully.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
@@ -61,12 +53,6 @@ pub(crate) struct Listen {
     #[arg(long, group = "mode")]
     sink: bool,
 
-    /// Store the files that `smbdirect send` offers in DIR
-    ///
-    /// The checksum of each file is checked, and an existing file is never overwritten
-    #[arg(long, group = "mode", value_name = "DIR")]
-    receive: Option<PathBuf>,
-
     /// Lend each peer SIZE bytes to read and write by RDMA
     ///
     /// The first message to the peer is the descriptor of 16 bytes. Messages from the peer are dropped. If the peer
@@ -82,10 +68,6 @@ pub(crate) struct Listen {
     #[arg(long, conflicts_with = "count")]
     once: bool,
 
-    /// With --receive, end connections without progress for this time [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    inactivity_limit: Option<Duration>,
-
     #[command(flatten)]
     metrics: MetricsOptions,
 
@@ -97,7 +79,6 @@ pub(crate) struct Listen {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect listen --receive /srv/incoming
   smbdirect listen 127.0.0.1:0 --echo --once
   smbdirect listen [::]:5445 --sink --profile windows
   smbdirect listen 127.0.0.1:0 --memory 1M    memory for peers that use RDMA Read and Write
@@ -106,10 +87,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address, transport}
   {\"event\":\"metrics\", address}   with --metrics
-  {\"event\":\"file\", peer, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256, ok,
-   error}
-  {\"event\":\"connection\", peer, seconds, ok, ended, files, messages_received, messages_sent,
-   bytes_received, bytes_sent, reads, writes, bytes_read, bytes_written}
+  {\"event\":\"connection\", peer, seconds, ok, ended, messages_received, messages_sent, bytes_received,
+   bytes_sent, reads, writes, bytes_read, bytes_written}
   {\"event\":\"lines_lost\", lines}   when lines were lost because nothing read them";
 
 #[derive(Debug, Serialize)]
@@ -119,24 +98,11 @@ enum Event {
         address: String,
         transport: Transport,
     },
-    File {
-        peer: SocketAddr,
-        name: String,
-        bytes: u64,
-        bytes_moved: u64,
-        method: Method,
-        seconds: f64,
-        bytes_per_second: Option<f64>,
-        sha256: Option<Checksum>,
-        ok: bool,
-        error: Option<String>,
-    },
     Connection {
         peer: SocketAddr,
         seconds: f64,
         ok: bool,
         ended: String,
-        files: u64,
         messages_received: u64,
         messages_sent: u64,
         bytes_received: u64,
@@ -156,23 +122,19 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_ECHOES: usize = 16;
 
 /// What to do with the messages of connections.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 enum Mode {
     Echo,
     Sink,
     /// Gives each peer memory of this length in bytes.
     Memory(u32),
-    Receive {
-        store: Arc<dyn Store>,
-        inactivity_limit: Duration,
-    },
 }
 
 impl Listen {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
         let config = self.options.config(None, Some(&self.accept))?;
-        let mode = self.mode()?;
+        let mode = self.mode();
         let (rdma, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command gracefully.
         let mut interrupted = Interrupted::new();
@@ -212,30 +174,12 @@ impl Listen {
         if self.once { Some(1) } else { self.count }
     }
 
-    fn mode(&self) -> Result<Mode> {
-        if self.receive.is_none() && self.inactivity_limit.is_some() {
-            return Err(usage("--inactivity-limit needs --receive"));
+    const fn mode(&self) -> Mode {
+        match self.memory {
+            Some(length) => Mode::Memory(length),
+            None if self.echo => Mode::Echo,
+            None => Mode::Sink,
         }
-        if self.echo {
-            return Ok(Mode::Echo);
-        }
-        if let Some(length) = self.memory {
-            return Ok(Mode::Memory(length));
-        }
-        let Some(path) = &self.receive else {
-            return Ok(Mode::Sink);
-        };
-        let directory = Directory::open(path).map_err(|error| {
-            let path = report::printable(&path.to_string_lossy());
-            anyhow!(
-                "cannot receive into {path}: {}; give an existing directory that can be written to",
-                report::plain(&error)
-            )
-        })?;
-        Ok(Mode::Receive {
-            store: Arc::new(directory),
-            inactivity_limit: self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT),
-        })
     }
 }
 
@@ -279,7 +223,7 @@ async fn serve(
                     continue;
                 }
                 accepted += 1;
-                let one = One { connection, mode: mode.clone(), report };
+                let one = One { connection, mode, report };
                 connections.spawn(one.serve(ended.clone()));
             }
             Some(well) = connections.join_next() => all_well &= well.unwrap_or(false),
@@ -326,9 +270,8 @@ impl One {
     /// Serves the connection, and returns whether it ended gracefully.
     async fn serve(self, mut ended: watch::Receiver<bool>) -> bool {
         let started = Instant::now();
-        let mut tally = Tally::default();
         let result = {
-            let mut work = pin!(self.work(&mut tally));
+            let mut work = pin!(self.work());
             let told_to_end = async {
                 // The result holds a lock, so it is dropped immediately.
                 let _ = ended.wait_for(|&ended| ended).await;
@@ -342,34 +285,19 @@ impl One {
                 }
             }
         };
-        let well = result.is_ok() && tally.failed == 0;
+        let well = result.is_ok();
         let statistics = self.connection.stats();
-        self.report_end(started.elapsed(), &tally, &statistics, result);
+        self.report_end(started.elapsed(), &statistics, result);
         transport::close(&self.connection, SHUTDOWN_TIMEOUT).await;
         well
     }
 
-    async fn work(&self, tally: &mut Tally) -> Result<(), String> {
-        let result = match &self.mode {
-            Mode::Echo => return self.echo().await,
-            Mode::Sink => self.sink().await,
-            Mode::Memory(length) => return self.offer_memory(*length).await,
-            Mode::Receive {
-                store,
-                inactivity_limit,
-            } => {
-                let report = |received: Received| {
-                    tally.files += u64::from(received.result.is_ok());
-                    tally.failed += u64::from(received.result.is_err());
-                    self.report_file(received);
-                };
-                let store = store.clone();
-                let received =
-                    receive_files(&self.connection, store, *inactivity_limit, report).await;
-                return received.map_err(|error| error.to_string());
-            }
-        };
-        well_ended(result)
+    async fn work(&self) -> Result<(), String> {
+        match self.mode {
+            Mode::Echo => self.echo().await,
+            Mode::Sink => well_ended(self.sink().await),
+            Mode::Memory(length) => self.offer_memory(length).await,
+        }
     }
 
     async fn sink(&self) -> ConnectionError {
@@ -417,90 +345,24 @@ impl One {
         }
     }
 
-    fn report_file(&self, received: Received) {
-        let Received {
-            name,
-            length,
-            moved,
-            method,
-            took,
-            result,
-        } = received;
+    fn report_end(&self, took: Duration, statistics: &Statistics, result: Result<(), String>) {
         let peer = transport::canonical(self.connection.peer_addr());
         let style = self.report.style;
-        let plain_name = report::printable(&name);
-        match &result {
-            Ok(_) => self.report.line(format_args!(
-                "{peer}  {}  {} in {}  {}  {method}  {}",
-                style.bold(&plain_name),
-                report::bytes(length),
-                report::time(took),
-                report::rate(length, took),
-                style.good("stored"),
-            )),
-            Err(reason) => self.report.line(format_args!(
-                "{peer}  {}  {}  {} {}",
-                style.bold(&plain_name),
-                report::part(moved, length),
-                style.bad("not stored:"),
-                report::printable(reason),
-            )),
-        }
-        let rate = report::per_second(length, took);
-        self.report.event(&Event::File {
-            peer,
-            name,
-            bytes: length,
-            bytes_moved: moved,
-            method,
-            seconds: took.as_secs_f64(),
-            bytes_per_second: rate.filter(|_| result.is_ok()),
-            sha256: result.as_ref().ok().copied(),
-            ok: result.is_ok(),
-            error: result.err(),
-        });
-    }
-
-    fn report_end(
-        &self,
-        took: Duration,
-        tally: &Tally,
-        statistics: &Statistics,
-        result: Result<(), String>,
-    ) {
-        let peer = transport::canonical(self.connection.peer_addr());
-        let style = self.report.style;
-        let what = match self.mode {
-            Mode::Receive { .. } => {
-                let bytes = statistics.bytes_received + statistics.bytes_read;
-                format!(
-                    "{}, {}",
-                    report::plural(tally.files, "file"),
-                    report::bytes(bytes)
-                )
-            }
-            Mode::Echo | Mode::Sink | Mode::Memory(_) => {
-                let messages = report::plural(statistics.messages_received, "message");
-                format!("{messages}, {}", report::bytes(statistics.bytes_received))
-            }
-        };
-        let how = match (&result, tally.failed) {
-            (Ok(()), 0) => style.dim("closed"),
-            (Ok(()), failed) => {
-                style.bad(&format!("{} not stored", report::plural(failed, "file")))
-            }
-            (Err(reason), _) => style.bad(reason),
+        let messages = report::plural(statistics.messages_received, "message");
+        let bytes = report::bytes(statistics.bytes_received);
+        let how = match &result {
+            Ok(()) => style.dim("closed"),
+            Err(reason) => style.bad(reason),
         };
         self.report.line(format_args!(
-            "{peer}  {what} in {}  {how}",
+            "{peer}  {messages}, {bytes} in {}  {how}",
             report::time(took)
         ));
         self.report.event(&Event::Connection {
             peer,
             seconds: took.as_secs_f64(),
-            ok: result.is_ok() && tally.failed == 0,
+            ok: result.is_ok(),
             ended: result.err().unwrap_or_else(|| "closed".into()),
-            files: tally.files,
             messages_received: statistics.messages_received,
             messages_sent: statistics.messages_sent,
             bytes_received: statistics.bytes_received,
@@ -511,13 +373,6 @@ impl One {
             bytes_written: statistics.bytes_written,
         });
     }
-}
-
-/// Counts the files of one connection.
-#[derive(Debug, Default)]
-struct Tally {
-    files: u64,
-    failed: u64,
 }
 
 /// Returns whether the connection was closed gracefully, by either end.

@@ -1,9 +1,9 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`check`],
-//! [`gateway`], `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`conform`], [`decode`],
+//! Each command has a file: [`demo`], [`listen`], [`ping`], [`bench`], [`check`], [`gateway`],
+//! `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`conform`], [`decode`],
 //! [`devices`]. They share [`options`] (the command line), [`transport`] (connecting, and why it
-//! failed), [`metrics`] (figures over HTTP), [`transfer`] (files over a connection), [`password`],
+//! failed), [`metrics`] (figures over HTTP), [`password`],
 //! [`report`] (output), [`streams`] (who writes it), [`panics`], [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
@@ -33,14 +33,12 @@ mod report;
 mod resources;
 #[cfg(target_os = "linux")]
 mod run;
-mod send;
 mod signals;
 mod smb;
 mod streams;
 mod systemd;
 #[cfg(feature = "top")]
 mod top;
-mod transfer;
 mod transport;
 
 use std::{env, process::ExitCode, time::Duration};
@@ -64,7 +62,6 @@ struct Cli {
 enum Command {
     Demo(demo::Demo),
     Listen(listen::Listen),
-    Send(send::Send),
     Ping(ping::Ping),
     Bench(Box<bench::Bench>),
     Check(check::Check),
@@ -87,8 +84,7 @@ enum Command {
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect demo                        both ends on this machine
-  smbdirect listen --receive /srv/in    on one machine
-  smbdirect send HOST big.iso --rdma    on another
+  smbdirect listen --echo               a peer to try others with
   smbdirect ping HOST                   is there SMB Direct, and how far away?
   smbdirect bench                       how fast, compared with plain TCP
   smbdirect check //HOST/SHARE          does SMB Direct work, and is it used?
@@ -106,7 +102,6 @@ impl Command {
         match self {
             Self::Demo(command) => command.options.verbose,
             Self::Listen(command) => command.options.verbose,
-            Self::Send(command) => command.options.verbose,
             Self::Ping(command) => command.options.verbose,
             Self::Bench(command) => command.options.verbose,
             Self::Check(command) => command.verbose,
@@ -130,7 +125,6 @@ impl Command {
         match self {
             Self::Demo(command) => command.options.json,
             Self::Listen(command) => command.options.json,
-            Self::Send(command) => command.options.json,
             Self::Ping(command) => command.options.json,
             Self::Bench(command) => command.options.json,
             Self::Check(command) => command.json,
@@ -164,7 +158,6 @@ impl Command {
         let done = match self {
             Self::Demo(command) => command.run().await,
             Self::Listen(command) => command.run().await,
-            Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Bench(command) => command.run().await,
             // It has a third exit status, for a question that it could not answer.

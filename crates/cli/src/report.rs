@@ -18,7 +18,7 @@ use serde::Serialize;
 use smbdirect_transport::{Curable, Setting};
 pub(crate) use smbdirect_transport::{
     NegotiatedReport, VERSION,
-    text::{bytes, count, part, per_second, plain, plural, printable, rate, time},
+    text::{bytes, count, per_second, plain, plural, printable, rate, time},
 };
 
 use crate::{

@@ -52,24 +52,15 @@ fn json_has_the_documented_fields() {
     assert_eq!(kinds, ["connected", "leg", "leg", "leg", "summary"]);
     assert_eq!(events[0]["bytes"], 3_000_000);
     assert_eq!(events[0]["transport"], "iwarp");
-    for end in ["connecting", "listening"] {
-        let end = &events[0][end];
-        assert_eq!(end["negotiated"]["version"], "1.0");
-        assert_eq!(end["negotiated"]["max_send_size"], 8136);
-        assert_eq!(end["negotiated"]["max_read_write_size"], 8 << 20);
-        assert_eq!(end["receive_credit_max"], 255);
-        assert!(end["send_credits"].as_u64().unwrap() >= 1);
-    }
+    assert_eq!(events[0]["negotiated"]["version"], "1.0");
+    assert_eq!(events[0]["negotiated"]["max_send_size"], 8136);
+    assert_eq!(events[0]["negotiated"]["max_read_write_size"], 8 << 20);
     for (leg, method) in events[1..4]
         .iter()
         .zip(["messages", "rdma_read", "rdma_write"])
     {
-        assert_eq!(
-            (leg["method"].as_str(), leg["ok"].as_bool()),
-            (Some(method), Some(true))
-        );
+        assert_eq!(leg["method"], method);
         assert!(leg["bytes_per_second"].as_f64().unwrap() > 0.0);
-        assert_eq!(leg["sha256"], events[4]["sha256"]);
         let (operations, invalidations) = match method {
             "messages" => (0, 0),
             _ => (3, 3),
@@ -95,56 +86,12 @@ fn every_profile_negotiates_its_own_sizes() {
         ("linux", 1364, 173_910),
     ] {
         let done = run(&["demo", path, "--json", "--profile", profile]).succeeded();
-        let negotiated = &done.json()[0]["connecting"]["negotiated"];
+        let negotiated = &done.json()[0]["negotiated"];
         assert_eq!(negotiated["max_send_size"], max_send_size, "{profile}");
         assert_eq!(
             negotiated["max_fragmented_send_size"], max_fragmented,
             "{profile}"
         );
-    }
-}
-
-/// The negotiated value and the maximum of each end, as the table shows them.
-fn credits(most: &str, transport: &str) -> (Vec<String>, bool) {
-    let done = run(&[
-        "demo",
-        "Cargo.toml",
-        "--transport",
-        transport,
-        "--send-credit-target",
-        most,
-        "--receive-credit-max",
-        most,
-    ])
-    .succeeded();
-    let row = |line: &&str| line.contains("Credits  ");
-    let rows: Vec<_> = done.stdout.lines().filter(row).collect();
-    assert!(rows.iter().all(|line| line.len() == 52), "{rows:?}");
-    let words = rows.iter().flat_map(|row| row.split_whitespace().skip(1));
-    let numbers = words.filter(|&word| word != "of").map(str::to_owned);
-    (
-        numbers.collect(),
-        done.stdout
-            .contains("\n* one receive more than the maximum"),
-    )
-}
-
-#[test]
-fn credits_are_shown_with_their_maximum() {
-    for transport in ["iwarp", "loopback"] {
-        for most in ["1", "255", "65535"] {
-            let (numbers, footnote) = credits(most, transport);
-            assert_eq!(numbers.len(), 8, "{numbers:?}");
-            let starred = numbers.iter().any(|number| number.ends_with('*'));
-            assert_eq!(starred, footnote, "{numbers:?}");
-            for pair in numbers.chunks(2) {
-                let now: u32 = pair[0].trim_end_matches('*').parse().unwrap();
-                let limit: u32 = pair[1].parse().unwrap();
-                assert!(limit <= most.parse().unwrap(), "{numbers:?}");
-                assert_eq!(pair[0].ends_with('*'), now > limit, "{numbers:?}");
-                assert!(now <= limit + 1, "{numbers:?}");
-            }
-        }
     }
 }
 

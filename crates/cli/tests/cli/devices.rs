@@ -13,7 +13,6 @@ fn without_adapters_one_line_gives_cause_and_cure() {
         &["devices"][..],
         &["devices", "--json"],
         &["ping", "--transport", "verbs", "127.0.0.1"],
-        &["send", "--transport", "verbs", "127.0.0.1", "Cargo.toml"],
         &["listen", "--transport", "verbs", "--echo"],
         &["gateway", "--transport", "verbs", ":0", "127.0.0.1"],
         &["demo", "--transport", "verbs"],

@@ -103,17 +103,10 @@ fn every_command_names_its_connections() {
     let directory = tempfile::tempdir().unwrap();
     let file = write_noise(directory.path(), "file", 300_000);
     let file = file.to_str().unwrap();
-    let into = tempfile::tempdir().unwrap();
-    let into = into.path().to_str().unwrap();
-    let pairs: [(&[&str], &str, &[&str]); 2] = [
-        (&["--receive", into], "send", &[file]),
-        (&["--echo"], "ping", &["--count", "1"]),
-    ];
-    let verbose = ["-v", "-v"];
-    for (accepting, command, connecting) in pairs {
-        let listening = listen(&[accepting, &["--once"], &verbose].concat());
-        let command = [command, &listening.address];
-        let done = run(&[&command, connecting, &verbose].concat());
+    for (mode, options) in [("--sink", &[][..]), ("--echo", &["--echo"])] {
+        let listening = listen(&[mode, "--once", "-v", "-v"]);
+        let ping = ["ping", &listening.address, "--count", "1", "-v", "-v"];
+        let done = run(&[&ping, options].concat());
         ended_well(&done);
         let all = named(&done);
         let address = &listening.address;

@@ -12,7 +12,6 @@ mod demo;
 #[cfg(target_os = "linux")]
 mod devices;
 mod events;
-mod files;
 mod gateway;
 mod listen;
 mod log;

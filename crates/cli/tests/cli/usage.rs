@@ -66,7 +66,7 @@ fn usage_errors_have_status_2() {
             &["bench", "--max-fragmented-size", "64K"],
             "--max-fragmented-size 65536 is too small",
         ),
-        (&["listen"], "--echo|--sink|--receive <DIR>|--memory <SIZE>"),
+        (&["listen"], "--echo|--sink|--memory <SIZE>"),
         (&["listen", "--echo", "--sink"], "cannot be used with"),
         (
             &["listen", "--echo", "--once", "--count", "2"],
@@ -82,7 +82,6 @@ fn usage_errors_have_status_2() {
             &["listen", "--echo", "--transport", "loopback"],
             "only `smbdirect demo` can use it",
         ),
-        (&["send", "127.0.0.1:1"], "<FILE>"),
         (&["gateway", ":0"], "<UPSTREAM>"),
         (&["gateway", ":0", ":445"], "has no host"),
         (
@@ -110,14 +109,7 @@ fn usage_errors_have_status_2() {
             &["ping", "localhost", "--timeout", "5"],
             "--timeout needs --echo",
         ),
-        (
-            &["listen", "--sink", "--inactivity-limit", "5"],
-            "--inactivity-limit needs --receive",
-        ),
-        (
-            &["send", "127.0.0.1:0", "Cargo.toml"],
-            "port 0 cannot be connected to",
-        ),
+        (&["ping", "127.0.0.1:0"], "port 0 cannot be connected to"),
         (
             &["ping", "http://host"],
             "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT",
@@ -234,7 +226,7 @@ fn usage_errors_have_status_2() {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in ["demo", "listen", "send", "ping", "get", "put", "ls"] {
+    for command in ["demo", "listen", "ping", "get", "put", "ls"] {
         let done = run(&[command, "--help"]).succeeded();
         assert!(
             done.stdout.contains("Examples:\n  smbdirect "),
@@ -257,7 +249,7 @@ fn every_command_has_help_with_examples() {
         assert!(done.stdout.lines().all(short), "{}", done.stdout);
     }
     let done = run(&["--help"]).succeeded();
-    for command in ["demo", "listen", "send", "ping", "get", "put", "ls"] {
+    for command in ["demo", "listen", "ping", "get", "put", "ls"] {
         assert!(
             done.stdout.contains(&format!("\n  {command} ")),
             "{}",
@@ -326,12 +318,10 @@ fn short_help_fits_a_screen_and_long_help_has_everything() {
     }
 }
 
-/// Colour is used on terminals only, and not with NO_COLOR.
-#[cfg(target_os = "linux")]
-/// `--force` replaces files, not devices, FIFOs or sockets.
+/// `--force` writes files, not devices, FIFOs or sockets.
 #[cfg(unix)]
 #[test]
-fn get_replaces_only_files() {
+fn get_writes_only_files() {
     use std::os::unix::{fs::FileTypeExt, net::UnixListener};
 
     let root = tempfile::tempdir().unwrap();
@@ -343,6 +333,8 @@ fn get_replaces_only_files() {
     assert!(socket.metadata().unwrap().file_type().is_socket());
 }
 
+/// Colour is used on terminals only, and not with NO_COLOR.
+#[cfg(target_os = "linux")]
 #[test]
 fn colour_where_it_is_wanted() {
     use std::process::{Command, Stdio};
