@@ -1,9 +1,16 @@
 //! Waits for SIGINT and SIGTERM, and on Windows for Ctrl-C and Ctrl-Break, to end commands gracefully.
 
 use std::{future::Future, io, pin::pin};
+#[cfg(unix)]
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+};
 
 use anyhow::Result;
 use thiserror::Error;
+#[cfg(unix)]
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Waits for a signal to end. While it exists, these signals do not kill the process.
 #[derive(Debug)]
@@ -17,6 +24,15 @@ impl Interrupted {
     /// The system refuses signal handlers, which does not happen on supported systems.
     pub(crate) fn new() -> Self {
         let signals = Signals::new().expect("the signals can be handled");
+        Self { signals, count: 0 }
+    }
+
+    /// Waits also for the signals that end a transfer of a file.
+    ///
+    /// # Panics
+    /// Those of `new`.
+    pub(crate) fn for_files() -> Self {
+        let signals = Signals::for_files().expect("the signals can be handled");
         Self { signals, count: 0 }
     }
 
@@ -37,13 +53,10 @@ impl Interrupted {
     }
 }
 
-/// SIGINT and SIGTERM.
+/// SIGINT and SIGTERM, and for files SIGHUP and SIGQUIT.
 #[cfg(unix)]
 #[derive(Debug)]
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
+struct Signals(Vec<tokio::signal::unix::Signal>);
 
 /// Ctrl-C and Ctrl-Break of the console.
 #[cfg(windows)]
@@ -53,23 +66,69 @@ struct Signals {
     terminate: tokio::signal::windows::CtrlBreak,
 }
 
+#[cfg(unix)]
 impl Signals {
-    #[cfg(unix)]
     fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        Ok(Self(
+            kinds.map(signal).into_iter().collect::<Result<_, _>>()?,
+        ))
     }
 
-    #[cfg(windows)]
+    /// Adds SIGQUIT, and SIGHUP unless the process ignores it, as under nohup. A file that exceeds the limit of the
+    /// process becomes an error of its write (SIGXFSZ).
+    fn for_files() -> io::Result<Self> {
+        let mut signals = Self::new()?;
+        signals.0.push(signal(SignalKind::quit())?);
+        if !ignores_hangup() {
+            signals.0.push(signal(SignalKind::hangup())?);
+        }
+        #[cfg(target_os = "linux")]
+        drop(signal(SignalKind::from_raw(
+            nix::sys::signal::Signal::SIGXFSZ as i32,
+        ))?);
+        Ok(signals)
+    }
+
+    async fn recv(&mut self) {
+        let mut any = |context: &mut Context<'_>| {
+            let mut signals = self.0.iter_mut();
+            signals.any(|signal| signal.poll_recv(context).is_ready())
+        };
+        poll_fn(|context| {
+            if any(context) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+}
+
+/// Returns whether the process that started this one has it ignore SIGHUP.
+#[cfg(unix)]
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(windows)]
+impl Signals {
     fn new() -> io::Result<Self> {
         use tokio::signal::windows::{ctrl_break, ctrl_c};
         Ok(Self {
             interrupt: ctrl_c()?,
             terminate: ctrl_break()?,
         })
+    }
+
+    fn for_files() -> io::Result<Self> {
+        Self::new()
     }
 
     async fn recv(&mut self) {
@@ -131,7 +190,6 @@ impl Requests {
     pub(crate) fn new() -> Self {
         #[cfg(unix)]
         {
-            use tokio::signal::unix::{SignalKind, signal};
             let handle = |kind| signal(kind).expect("the signal can be handled");
             let requests = Self {
                 reload: handle(SignalKind::hangup()),

@@ -4,6 +4,8 @@
 pub const RENAME: u8 = 10;
 /// Number of FileDispositionInformation, one byte: whether the file is deleted when it is closed.
 pub const DISPOSITION: u8 = 13;
+/// Number of FileEndOfFileInformation, eight bytes: the length of the file.
+pub const END_OF_FILE: u8 = 20;
 
 /// Returns a FileRenameInformation (2.4.42.2) with the new name, which is relative to the share. With `replace` an
 /// existing file of that name is replaced.

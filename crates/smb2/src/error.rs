@@ -1,6 +1,6 @@
 //! Why an operation on a server failed.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use smb2::types::{Command, status::NtStatus};
 use smbdirect::ConnectionError;
@@ -47,6 +47,9 @@ pub enum Error {
     /// The provider refused to register memory.
     #[error("memory cannot be registered for RDMA: {0}")]
     Register(String),
+    /// The program's own source or sink of a file failed.
+    #[error(transparent)]
+    Local(io::Error),
     /// A login by Kerberos is not possible.
     #[error(transparent)]
     Kerberos(#[from] KerberosError),

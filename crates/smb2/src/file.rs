@@ -10,8 +10,17 @@ use std::{
 
 use bytes::BytesMut;
 use smb2::{
-    msg::close::CloseRequest,
-    pack::Pack,
+    ReparseTag,
+    msg::{
+        close::CloseRequest,
+        create::CreateResponse,
+        lock::{
+            LockElement, LockRequest, SMB2_LOCKFLAG_EXCLUSIVE_LOCK, SMB2_LOCKFLAG_FAIL_IMMEDIATELY,
+            SMB2_LOCKFLAG_UNLOCK,
+        },
+        query_info::{InfoType, QueryInfoRequest, QueryInfoResponse},
+    },
+    pack::{Pack, ReadCursor, Unpack},
     types::{Command, FileId, status::NtStatus},
 };
 use smbdirect::{Access, MemoryRegion};
@@ -23,8 +32,7 @@ use tokio::{
 use crate::{
     credits::Turn,
     error::Error,
-    requests::{ReadAnswer, ReadRequest, Source, WriteRequest, disposition, rename, written},
-    transfer::BYTES_PER_CREDIT,
+    requests::{ReadAnswer, ReadRequest, Source, WriteRequest, disposition, end_of_file, written},
     tree::{Answer, Requests, detached},
 };
 
@@ -42,6 +50,8 @@ struct Inner {
     requests: Requests,
     file_id: FileId,
     length: u64,
+    /// AllocationSize of CREATE: bytes that the file takes on the server.
+    allocated: u64,
     /// Whether CLOSE was sent. Each request that is with the server holds a read lock, and CLOSE waits for them.
     closed: Arc<RwLock<bool>>,
     /// The server deletes the file when it is closed.
@@ -130,12 +140,13 @@ enum Moved {
 }
 
 impl File {
-    pub(crate) fn new(requests: Requests, file_id: FileId, length: u64) -> Self {
+    pub(crate) fn new(requests: Requests, created: &CreateResponse) -> Self {
         Self {
             inner: Arc::new(Inner {
                 requests,
-                file_id,
-                length,
+                file_id: created.file_id,
+                length: created.end_of_file,
+                allocated: created.allocation_size,
                 closed: Arc::default(),
                 is_temporary: AtomicBool::new(false),
                 runtime: Handle::current(),
@@ -152,7 +163,7 @@ impl File {
         self.inner.file_id
     }
 
-    fn requests(&self) -> &Requests {
+    pub(crate) fn requests(&self) -> &Requests {
         &self.inner.requests
     }
 
@@ -237,75 +248,134 @@ impl File {
         })
     }
 
-    /// Returns whether the server deletes the file when it is closed: [`OpenMode::CreateTemporary`] asked for it,
-    /// the server accepted that, and [`keep_as`](Self::keep_as) has not ended it.
+    /// Returns whether the server deletes the file when it is closed: [`OpenMode::New`] asked for it, the server accepted
+    /// that, and [`keep`](Self::keep) has not ended it.
     ///
-    /// [`OpenMode::CreateTemporary`]: crate::OpenMode::CreateTemporary
+    /// [`OpenMode::New`]: crate::OpenMode::New
     pub fn is_temporary(&self) -> bool {
         self.inner.is_temporary.load(Ordering::Relaxed)
     }
 
-    /// Renames the file within the share, and keeps it when it is closed, in one message if the server's credits
-    /// suffice. With `replace` an existing file of the new name is replaced. The file must have been opened by
-    /// [`OpenMode::CreateTemporary`], and its data must have been written.
+    /// Makes the server keep a file of [`OpenMode::New`] when it is closed. Its data must have been written.
     ///
     /// # Errors
-    /// The server refuses it or does not answer, or the connection ends. If the server refuses the name, the file is
-    /// temporary again, as far as the server takes that; see [`is_temporary`](Self::is_temporary).
+    /// The server refuses it or does not answer, or the connection ends.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the file may have either name.
+    /// If the future is dropped, the server may keep the file or delete it.
     ///
-    /// [`OpenMode::CreateTemporary`]: crate::OpenMode::CreateTemporary
-    pub async fn keep_as(&self, path: &str, replace: bool) -> Result<(), Error> {
-        let file = self.clone();
-        let path = smb2::encode_path(path);
-        let keeping = async move {
-            let renamed = file.rename(&path, replace).await;
-            let is_refused = renamed
-                .as_ref()
-                .is_err_and(|error| error.status().is_some());
-            if is_refused && !file.is_temporary() {
-                // Where the server refuses this too, the caller sees it by is_temporary.
-                let _ = file.set_temporary(true).await;
-            }
-            renamed
-        };
-        self.requests().within_limit(detached(keeping)).await
-    }
-
-    async fn rename(&self, path: &str, replace: bool) -> Result<(), Error> {
-        const COMMAND: Command = Command::SetInfo;
-        let file_id = self.inner.file_id;
-        let rename = rename(file_id, path, replace);
+    /// [`OpenMode::New`]: crate::OpenMode::New
+    pub async fn keep(&self) -> Result<(), Error> {
         if self.is_temporary() {
-            let (keep, rename) = (disposition(file_id, false), rename.clone());
-            let requests = self.requests().for_task();
-            let both = async move {
-                let turn = requests.turn(2 * BYTES_PER_CREDIT).await;
-                let both = requests.send_both(turn, (COMMAND, &keep), (COMMAND, &rename));
-                both.await
-            };
-            let both = self.requests().within_limit(detached(both));
-            let (kept, renamed) = both.await?;
-            kept.success(COMMAND)?;
-            self.inner.is_temporary.store(false, Ordering::Relaxed);
-            if let Some(renamed) = renamed {
-                return renamed.success(COMMAND).map(drop);
-            }
+            self.set_temporary(false).await?;
         }
-        let answer = self.requests().execute(COMMAND, rename).await?;
-        answer.success(COMMAND).map(drop)
+        Ok(())
     }
 
     /// Asks the server to delete the file when it is closed, or to keep it.
     pub(crate) async fn set_temporary(&self, is_temporary: bool) -> Result<(), Error> {
-        const COMMAND: Command = Command::SetInfo;
         let request = disposition(self.inner.file_id, is_temporary);
-        let answer = self.requests().execute(COMMAND, request).await?;
-        answer.success(COMMAND)?;
+        self.request(Command::SetInfo, request).await?;
         self.is_now_temporary(is_temporary);
         Ok(())
+    }
+
+    /// Sets the length of the file in bytes. Bytes beyond it are lost, and new ones are zeros.
+    ///
+    /// # Errors
+    /// The server refuses it or does not answer, or the connection ends.
+    pub async fn set_length(&self, length: u64) -> Result<(), Error> {
+        let request = end_of_file(self.inner.file_id, length);
+        self.request(Command::SetInfo, request).await
+    }
+
+    /// Returns the greatest length for which the server has room: the bytes that the file has, and those that this user
+    /// can still use on its file system. `None` if the server does not say.
+    ///
+    /// # Errors
+    /// The server does not answer, or the connection ends.
+    pub async fn room(&self) -> Result<Option<u64>, Error> {
+        const FILE_FS_FULL_SIZE_INFORMATION: u8 = 7;
+        let class = (InfoType::Filesystem, FILE_FS_FULL_SIZE_INFORMATION);
+        let Some(answer) = self.query(class, 32).await? else {
+            return Ok(None);
+        };
+        // Units in all, units for this user, units, sectors of a unit, bytes of a sector.
+        let (Some(&[all, available, ..]), Some(sizes)) = (
+            answer.as_chunks().0.first_chunk::<3>(),
+            answer.get(24..).and_then(|sizes| sizes.first_chunk()),
+        ) else {
+            return Ok(None);
+        };
+        let [sectors, bytes] =
+            [0, 32].map(|shift| u64::from_le_bytes(*sizes) >> shift & 0xffff_ffff);
+        let unit = sectors.saturating_mul(bytes);
+        let available = u64::from_le_bytes(available).saturating_mul(unit);
+        let is_known = u64::from_le_bytes(all) > 0 && unit > 0;
+        Ok(is_known.then(|| available.saturating_add(self.inner.allocated)))
+    }
+
+    /// Checks that no other client has locked a part of the file, as far as the server has locks.
+    ///
+    /// # Errors
+    /// STATUS_LOCK_NOT_GRANTED if one has. The server does not answer, or the connection ends.
+    pub async fn check_unlocked(&self) -> Result<(), Error> {
+        let lock = SMB2_LOCKFLAG_EXCLUSIVE_LOCK | SMB2_LOCKFLAG_FAIL_IMMEDIATELY;
+        let with = |flags| LockRequest {
+            lock_sequence: 0,
+            file_id: self.inner.file_id,
+            locks: vec![LockElement {
+                offset: 0,
+                length: u64::MAX,
+                flags,
+            }],
+        };
+        match self.request(Command::Lock, with(lock)).await {
+            Ok(()) => {
+                self.request(Command::Lock, with(SMB2_LOCKFLAG_UNLOCK))
+                    .await
+            }
+            // A server without locks has none that are in the way.
+            Err(error) if error.status().is_some_and(|status| !is_locked(status)) => Ok(()),
+            refused => refused,
+        }
+    }
+
+    /// Returns which kind of reparse point the file is; `None` if the server does not report it.
+    pub(crate) async fn reparse_tag(&self) -> Result<Option<ReparseTag>, Error> {
+        const FILE_ATTRIBUTE_TAG_INFORMATION: u8 = 35;
+        let class = (InfoType::File, FILE_ATTRIBUTE_TAG_INFORMATION);
+        let answer = self.query(class, 8).await?;
+        let tag = answer.and_then(|answer| answer.get(4..)?.first_chunk().copied());
+        Ok(tag.map(|tag| ReparseTag(u32::from_le_bytes(tag))))
+    }
+
+    /// Returns at most `length` bytes of information; `None` if the server refuses it.
+    async fn query(&self, class: (InfoType, u8), length: u32) -> Result<Option<Vec<u8>>, Error> {
+        const COMMAND: Command = Command::QueryInfo;
+        let (info_type, file_info_class) = class;
+        let request = QueryInfoRequest {
+            info_type,
+            file_info_class,
+            output_buffer_length: length,
+            additional_information: 0,
+            flags: 0,
+            file_id: self.inner.file_id,
+            input_buffer: Vec::new(),
+        };
+        let answer = self.requests().execute(COMMAND, request).await?;
+        if answer.status() != NtStatus::SUCCESS {
+            return Ok(None);
+        }
+        let body = answer.success(COMMAND)?;
+        let answer = QueryInfoResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
+        Ok(Some(answer.output_buffer))
+    }
+
+    /// Sends a request whose answer has nothing but its status.
+    async fn request(&self, command: Command, body: impl Pack + 'static) -> Result<(), Error> {
+        let answer = self.requests().execute(command, body).await?;
+        answer.success(command).map(drop)
     }
 
     pub(crate) fn is_now_temporary(&self, is_temporary: bool) {
@@ -518,6 +588,14 @@ const fn is_refusal(status: NtStatus) -> bool {
         status,
         NtStatus::INVALID_PARAMETER | NtStatus::NOT_SUPPORTED | NtStatus::ACCESS_DENIED
     )
+}
+
+/// STATUS_LOCK_NOT_GRANTED.
+const LOCK_NOT_GRANTED: NtStatus = NtStatus(0xc000_0055);
+
+/// Returns whether the status says that another client has a lock.
+fn is_locked(status: NtStatus) -> bool {
+    status == LOCK_NOT_GRANTED || status == NtStatus::FILE_LOCK_CONFLICT
 }
 
 fn decode_read(body: &[u8], length: usize) -> Result<ReadAnswer<'_>, Error> {

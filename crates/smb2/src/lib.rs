@@ -17,6 +17,7 @@ mod transfer;
 mod transport;
 mod tree;
 mod unsigned;
+mod whole;
 
 pub use account::Account;
 pub use client::Client;
@@ -29,6 +30,7 @@ pub use shares::ShareEntry;
 pub use smbdirect_smb::smb2::Channel;
 pub use transfer::{Reason, Transfer};
 pub use transport::Transport;
+pub use whole::Moved;
 
 #[cfg(test)]
 mod tests;

@@ -172,6 +172,14 @@ pub(crate) fn rename(file_id: FileId, path: &str, replace: bool) -> SetInfoReque
     set_info(file_id, file_information::RENAME, buffer)
 }
 
+/// Returns a SET_INFO request that sets the length of a file (FileEndOfFileInformation, [MS-FSCC] 2.4.14).
+///
+/// [MS-FSCC]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-fscc/
+pub(crate) fn end_of_file(file_id: FileId, length: u64) -> SetInfoRequest {
+    let buffer = length.to_le_bytes().to_vec();
+    set_info(file_id, file_information::END_OF_FILE, buffer)
+}
+
 fn set_info(file_id: FileId, file_info_class: u8, buffer: Vec<u8>) -> SetInfoRequest {
     SetInfoRequest {
         info_type: InfoType::File,

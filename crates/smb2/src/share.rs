@@ -3,13 +3,10 @@
 use std::fmt;
 
 use smb2::{
-    FileAttributes, FileInfo, ReparseTag, Tree,
+    FileAttributes, FileInfo, Tree,
     client::connection,
-    msg::{
-        create::{
-            CreateDisposition, CreateRequest, CreateResponse, ImpersonationLevel, ShareAccess,
-        },
-        query_info::{InfoType, QueryInfoRequest, QueryInfoResponse},
+    msg::create::{
+        CreateDisposition, CreateRequest, CreateResponse, ImpersonationLevel, ShareAccess,
     },
     pack::{Pack, ReadCursor, Unpack},
     types::{Command, FileId, OplockLevel, flags::FileAccessMask, status::NtStatus},
@@ -39,18 +36,16 @@ const CREATE: Command = Command::Create;
 pub enum OpenMode {
     /// An existing file, to read it. Others may read, write, rename and delete it meanwhile.
     Read,
-    /// A new file, to write it. Fails if the name exists. No other client may open it meanwhile.
-    CreateNew,
-    /// As `CreateNew`, and the server deletes the file when it is closed, also by the end of the connection, unless
-    /// [`File::keep_as`] has named it. If the server does not take this, the file stays, and
-    /// [`File::is_temporary`] is false.
-    CreateTemporary,
+    /// An existing file, to write it in place. It keeps its length, its permissions and its streams, and others that
+    /// have it open keep it open.
+    Write,
+    /// A new file, to write it. Fails if the name exists. No other client may open it meanwhile. The server deletes the
+    /// file when it is closed, also by the end of the connection, until [`File::keep`] ends that. If the server does
+    /// not take this, the file stays, and [`File::is_temporary`] is false.
+    New,
     /// A new file, to write and read it. The server deletes it when it is closed, also by the end of the connection.
     /// No other client may open it meanwhile.
     Scratch,
-    /// A new or an existing file, to read and write it. An existing one becomes empty. No other client
-    /// may open it meanwhile.
-    Replace,
 }
 
 /// A share that is connected. Clones are cheap and share the connection.
@@ -96,13 +91,14 @@ impl Share {
     /// # Cancel safety
     /// If the future is dropped, a file that the server has opened is closed when the server has answered.
     pub async fn open(&self, path: &str, mode: OpenMode) -> Result<File, Error> {
-        const WRITE: u32 = FileAccessMask::FILE_WRITE_DATA | FileAccessMask::FILE_WRITE_ATTRIBUTES;
+        // A WRITE beyond the end of the file needs FILE_APPEND_DATA ([MS-SMB2] 3.3.5.13).
+        const WRITE: u32 = FileAccessMask::FILE_WRITE_DATA | FileAccessMask::FILE_APPEND_DATA;
         const READ: u32 = FileAccessMask::FILE_READ_DATA | FileAccessMask::FILE_READ_ATTRIBUTES;
 
         let (access, share, disposition) = match mode {
             OpenMode::Read => (READ, EVERYONE, CreateDisposition::FileOpen),
-            OpenMode::CreateNew => (WRITE, 0, CreateDisposition::FileCreate),
-            OpenMode::CreateTemporary => (
+            OpenMode::Write => (WRITE, EVERYONE, CreateDisposition::FileOpen),
+            OpenMode::New => (
                 WRITE | FileAccessMask::DELETE,
                 0,
                 CreateDisposition::FileCreate,
@@ -112,7 +108,6 @@ impl Share {
                 0,
                 CreateDisposition::FileCreate,
             ),
-            OpenMode::Replace => (READ | WRITE, 0, CreateDisposition::FileOverwriteIf),
         };
         let options = match mode {
             OpenMode::Scratch => NON_DIRECTORY_FILE | DELETE_ON_CLOSE,
@@ -125,7 +120,7 @@ impl Share {
             ..self.create(path, access, options)
         };
         match mode {
-            OpenMode::CreateTemporary => self.open_temporary(create).await,
+            OpenMode::New => self.open_temporary(create).await,
             _ => self.open_with(create).await.map(|(file, _)| file),
         }
     }
@@ -147,37 +142,11 @@ impl Share {
         info.accessed = created.last_access_time;
         info.changed = created.change_time;
         if info.attributes.is_reparse_point() {
-            info.reparse_tag = self.reparse_tag(&file).await?;
+            info.reparse_tag = file.reparse_tag().await?;
         }
         // The answer is here, so a failure to close does not matter.
         let _ = file.close().await;
         Ok(info)
-    }
-
-    /// Returns which kind of reparse point a file is; `None` if the server does not report it.
-    async fn reparse_tag(&self, file: &File) -> Result<Option<ReparseTag>, Error> {
-        const COMMAND: Command = Command::QueryInfo;
-        const FILE_ATTRIBUTE_TAG_INFORMATION: u8 = 35;
-        let request = QueryInfoRequest {
-            info_type: InfoType::File,
-            file_info_class: FILE_ATTRIBUTE_TAG_INFORMATION,
-            output_buffer_length: 8,
-            additional_information: 0,
-            flags: 0,
-            file_id: file.id(),
-            input_buffer: Vec::new(),
-        };
-        let answer = self.requests.execute(COMMAND, request).await?;
-        if answer.status() != NtStatus::SUCCESS {
-            return Ok(None);
-        }
-        let body = answer.success(COMMAND)?;
-        let answer = QueryInfoResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
-        let tag = answer
-            .output_buffer
-            .get(4..)
-            .and_then(|tag| tag.first_chunk());
-        Ok(tag.map(|tag| ReparseTag(u32::from_le_bytes(*tag))))
     }
 
     /// Deletes a file.
@@ -300,6 +269,6 @@ fn opened(requests: Requests, answer: Answer) -> Result<(File, CreateResponse), 
     let body = answer.success(CREATE)?;
     let created = CreateResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
     let requests = requests.for_file();
-    let file = File::new(requests, created.file_id, created.end_of_file);
+    let file = File::new(requests, &created);
     Ok((file, created))
 }

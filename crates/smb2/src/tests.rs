@@ -101,7 +101,7 @@ async fn connect_as(
 
 /// Reads the file, writes it changed, and reads it again. Returns the bytes that RDMA moved.
 async fn exchange(share: &Share) -> (usize, usize) {
-    let file = share.open("a/b", OpenMode::Replace).await.unwrap();
+    let file = share.open("a/b", OpenMode::Scratch).await.unwrap();
     assert_eq!(file.length(), LENGTH as u64);
     let read = file.read(0, BytesMut::zeroed(LENGTH + 9000)).await.unwrap();
     assert_eq!(read.data.len(), LENGTH, "to the end of the file");

@@ -161,7 +161,7 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
             let what = in_short(error);
             match error.kind {
                 ProviderErrorKind::Refused => anyhow!(
-                    "nothing listens on {address} ({what}); start `smbdirect listen` there, \
+                    "nothing listens on {address} ({what}); start `smbdirect gateway` there, \
                      or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
                 ),
                 ProviderErrorKind::Address => anyhow!(
@@ -249,7 +249,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
         ProviderErrorKind::Refused => Curable::error(
             Setting::Kind,
             format!(
-                "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the \
+                "nothing listens on {address} ({what}); start `smbdirect gateway` there, or check the \
                  port and the kind of RDMA: this end uses iWARP"
             ),
         ),
@@ -394,7 +394,7 @@ mod tests {
                 text.contains("127.0.0.1:5445 within this process"),
                 "{text}"
             );
-            for other in ["iWARP", "TCP", "firewall", "smbdirect listen"] {
+            for other in ["iWARP", "TCP", "firewall", "smbdirect gateway"] {
                 assert!(!text.contains(other), "{text}");
             }
         }

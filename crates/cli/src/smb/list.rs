@@ -1,7 +1,5 @@
 //! `smbdirect ls`: lists a folder of an SMB server.
 
-use std::time::SystemTime;
-
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
@@ -60,6 +58,8 @@ enum Event<'a> {
 
 /// Most columns of the name of a share.
 const MAX_NAME_WIDTH: usize = 80;
+/// 1970 in a FILETIME.
+const UNIX_EPOCH: u64 = 116_444_736_000_000_000;
 /// Columns of the size: enough for 99 TB.
 const SIZE_WIDTH: usize = 14;
 
@@ -190,8 +190,10 @@ impl Line {
         link: bool,
         modified: FileTime,
     ) -> Self {
-        let time: Option<SystemTime> = modified.to_system_time();
-        let time = time.and_then(|time| Timestamp::try_from(time).ok());
+        // In units of 100 ns since 1601. A server that knows no time says 0.
+        let since_1970 = i128::from(modified.0) - i128::from(UNIX_EPOCH);
+        let time = Timestamp::from_nanosecond(100 * since_1970).ok();
+        let time = time.filter(|_| modified != FileTime::ZERO);
         Self {
             name,
             utf16: None,
@@ -256,6 +258,14 @@ mod tests {
             line(0x11, false, time),
             "dr---              42  2025-11-24 14:00  a\u{fffd}b"
         );
+        // 1601-01-01 00:01 and 1969-12-31 23:59.
+        for (time, shown) in [
+            (600_000_000, "1601-01-01 00:01"),
+            (UNIX_EPOCH - 600_000_000, "1969-12-31 23:59"),
+        ] {
+            let line = line(0x20, false, FileTime(time));
+            assert!(line.contains(&format!("  {shown}  ")), "{line}");
+        }
         assert_eq!(
             line(0x426, true, FileTime::ZERO),
             "l-hsa              42  -                 a\u{fffd}b"

@@ -106,14 +106,6 @@ impl Place {
             ..self.clone()
         }
     }
-
-    /// Returns the path of another entry of the directory that this place is in.
-    pub(crate) fn sibling(&self, name: &str) -> String {
-        match self.path.rsplit_once('/') {
-            Some((directory, _)) => format!("{directory}/{name}"),
-            None => name.to_owned(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -207,14 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_siblings() {
+    fn entries() {
         let place: Place = "//server/share/a/b".parse().unwrap();
         assert_eq!(place.name(), "b");
-        assert_eq!(place.sibling("c"), "a/c");
         assert_eq!(place.entry("c").to_string(), "//server/share/a/b/c");
         let root: Place = "//server:1/share".parse().unwrap();
         assert_eq!(root.name(), "");
         assert_eq!(root.entry("c").path, "c");
-        assert_eq!(root.entry("c").sibling("d"), "d");
     }
 }

@@ -1,41 +1,36 @@
 //! `smbdirect put`: stores a file on an SMB server.
 
-use std::{
-    fs,
-    io::Read as _,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, Result, anyhow};
-use bytes::BytesMut;
+use anyhow::{Result, anyhow};
 use clap::Args;
-use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
 use smb2::types::status::NtStatus;
-use smbdirect_smb2::{File, OpenMode, Share};
+use smbdirect_smb2::{Error, File, Moved, OpenMode, Share};
+use smbdirect_transport::text;
 use tokio::{task::block_in_place, time::timeout};
 
 use crate::{
-    failure::{Kind, OfKind, of_kind},
-    options::{usage, with_profiles},
+    failure::{Kind, of_kind},
+    options::with_profiles,
     report::{self, Report},
     signals::{Interrupted, Stopped, unless, unless_urgent},
 };
 
 use super::{
-    outcome::{Outcome, hexadecimal},
-    pipeline::{GIVE_UP_TIMEOUT, Pipeline, Shape, end, unless_late},
+    ending::{GIVE_UP_TIMEOUT, end, unless_late},
+    local::Source,
+    outcome::Outcome,
     place::Place,
-    session::{Moved, Session, SmbOptions, explain},
+    session::{Session, SmbOptions, explain},
 };
 
 /// Store a file on an SMB server over SMB Direct
 ///
 /// The server reads the bytes from memory here by RDMA Read, where the session allows it: SMB 3.0 or
 /// newer, no signing required, no encryption. Otherwise they go in messages, and the last line says why.
-/// An existing file is never overwritten without --force. The file gets its name when it is complete, and
-/// a failed transfer leaves no file.
+/// An existing file is never overwritten without --force. A new file is temporary until it is whole: the server deletes
+/// it if the transfer fails or the connection ends.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Put {
@@ -47,7 +42,7 @@ pub(crate) struct Put {
     #[arg(value_name = "PLACE")]
     place: Place,
 
-    /// Replace an existing file
+    /// Overwrite an existing file, in place: its permissions, its streams and those who have it open stay
     #[arg(short, long)]
     force: bool,
 
@@ -69,8 +64,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated, dialect, signs, rdma, reason}
-  {\"event\":\"file\", place, file, bytes, bytes_by_rdma, method (rdma_read, messages), reason,
-   seconds, bytes_per_second, sha256}";
+  {\"event\":\"file\", place, file, bytes, grew_from, bytes_by_rdma, method (rdma_read,
+   messages), reason, seconds, bytes_per_second, sha256}";
 
 /// What the server does to move the bytes.
 const OPERATION: &str = "RDMA Read";
@@ -79,7 +74,10 @@ impl Put {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.common.json);
         let mut source = Source::open(&self.file)?;
-        let mut interrupted = Interrupted::new();
+        if self.place.is_directory {
+            source.name()?;
+        }
+        let mut interrupted = Interrupted::for_files();
         let opening = self.options.open(&self.place, self.messages, &report);
         let session = unless(&mut interrupted, opening).await?;
         let stored = self.store(&session, &mut source, &report, &mut interrupted);
@@ -97,264 +95,217 @@ impl Put {
         interrupted: &mut Interrupted,
     ) -> Result<Outcome> {
         let share = &session.share;
-        let place = unless(interrupted, self.target(share)).await?;
-        let partial = place.sibling(&format!(".smbdirect-{:016x}.partial", fastrand::u64(..)));
-        let unfinished = Unfinished {
-            share,
-            place: &place,
-            partial: &partial,
-        };
-        let fail = |error| explain(error, &place);
-        let opening = async {
-            let opened = share.open(&partial, OpenMode::CreateTemporary).await;
-            opened.map_err(fail)
-        };
         // The server may have created the file already, so a signal does not end this immediately.
-        let opened = unless_late(interrupted, opening).await;
-        let file = opened.map_err(|stopped| match stopped {
-            Stopped::Interrupted => unfinished.left(stopped),
+        let opened = unless_late(interrupted, self.open(share, source)).await;
+        let mut target = opened.map_err(|stopped| match stopped {
+            Stopped::Interrupted => left(&self.place, stopped),
             Stopped::Failed(error) => error,
         })?;
-        let bar = report.progress(source.length, place.name());
         let started = Instant::now();
         let mut sum = self.checksum.then(Sha256::new);
         let sent = if interrupted.is_signalled() {
             Err(Stopped::Interrupted)
         } else {
-            let sending = send(source, share, &file, &mut sum, &bar, &place);
+            let sending = target.send(source, &mut sum, report);
             unless(interrupted, sending).await
         };
-        bar.finish_and_clear();
         let moved = match sent {
             Ok(moved) => moved,
-            Err(stopped) => return Err(unfinished.remove(file, stopped, interrupted).await),
+            Err(stopped) => return Err(target.give_up(stopped, share, interrupted).await),
         };
-        // The file is complete, so a signal does not end this immediately.
-        let is_temporary = file.is_temporary();
-        let naming = async { Ok(unfinished.name(&file, self.force).await) };
-        match unless_late(interrupted, naming).await {
-            Ok(Ok(())) => Ok(Outcome {
-                place: place.to_string(),
-                file: self.file.clone(),
-                moved,
-                transfer: share.transfer(),
-                operation: OPERATION,
-                took: started.elapsed(),
-                sum: sum.map(|sum| hexadecimal(&sum.finalize())),
-            }),
-            Ok(Err(error)) => {
-                let is_refused = error.status().is_some();
-                let stopped = Stopped::Failed(explain(error, &place));
-                if is_refused {
-                    return Err(unfinished.remove(file, stopped, interrupted).await);
-                }
-                Err(unfinished.unknown(is_temporary, stopped))
+        // The bytes are there, so a signal does not end this immediately.
+        let finishing = async { Ok(target.finish(moved.bytes).await) };
+        let stopped = match unless_late(interrupted, finishing).await {
+            Ok(Ok(())) => {
+                return Ok(Outcome {
+                    place: target.place.to_string(),
+                    file: self.file.clone(),
+                    moved,
+                    grew_from: source.grew_from(moved.bytes),
+                    transfer: share.transfer(),
+                    operation: OPERATION,
+                    took: started.elapsed(),
+                    sum,
+                });
             }
-            Err(stopped) => Err(unfinished.unknown(is_temporary, stopped)),
-        }
+            Ok(Err(error)) if error.status().is_some() => {
+                let stopped = Stopped::Failed(explain(error, &target.place));
+                return Err(target.give_up(stopped, share, interrupted).await);
+            }
+            Ok(Err(error)) => Stopped::Failed(explain(error, &target.place)),
+            Err(stopped) => stopped,
+        };
+        let place = report::printable(&target.place.to_string());
+        let notice =
+            format!("the server did not confirm the end; if {place} exists, it is complete");
+        Err(after(notice, stopped))
     }
 
-    /// Returns the place of the file to store: in a folder it gets the name of the source.
-    async fn target(&self, share: &Share) -> Result<Place> {
-        let name = self.file.file_name().unwrap_or_default();
-        let name = name.to_string_lossy();
-        let place = &self.place;
+    /// Opens the file to store. In a folder it gets the name of the source.
+    async fn open(&self, share: &Share, source: &Source) -> Result<Target> {
+        let mut place = self.place.clone();
         if place.is_directory {
-            let place = place.entry(&name);
-            return self.check_free(share, place).await;
+            place = place.entry(source.name()?);
         }
-        match share.stat(&place.path).await {
-            Ok(info) if info.is_directory => self.check_free(share, place.entry(&name)).await,
-            Ok(_) if !self.force => Err(exists(place)),
-            Ok(_) => Ok(place.clone()),
-            Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => {
-                Ok(place.clone())
-            }
-            Err(error) => Err(explain(error, place)),
+        let mut opened = self.open_at(share, &place).await;
+        let is_folder = |error: &Error| error.status() == Some(NtStatus::FILE_IS_A_DIRECTORY);
+        if !self.place.is_directory && opened.as_ref().is_err_and(is_folder) {
+            place = place.entry(source.name()?);
+            opened = self.open_at(share, &place).await;
         }
-    }
-
-    /// Fails if a file is at the place, and must not be replaced.
-    async fn check_free(&self, share: &Share, place: Place) -> Result<Place> {
-        match share.stat(&place.path).await {
-            Ok(info) if info.is_directory => {
-                let error = anyhow!("{place} is a folder; give the path of a file");
-                Err(of_kind(Kind::Path, error))
-            }
-            Ok(_) if !self.force => Err(exists(&place)),
-            Ok(_) => Ok(place),
-            Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Ok(place),
-            Err(error) => Err(explain(error, &place)),
-        }
-    }
-}
-
-/// Returns the error for a file that must not be replaced.
-fn exists(place: &Place) -> anyhow::Error {
-    let error = anyhow!("{place} exists; --force replaces it");
-    of_kind(Kind::Path, error)
-}
-
-/// The file to store.
-struct Source {
-    file: fs::File,
-    path: PathBuf,
-    length: u64,
-}
-
-impl Source {
-    fn open(path: &Path) -> Result<Self> {
-        let shown = path.display();
-        let not_a_file = || usage(format!("{shown} is not a regular file"));
-        // Windows does not open directories, and its error names another reason.
-        if path.is_dir() {
-            return Err(not_a_file());
-        }
-        let file = fs::File::open(path)
-            .map_err(|error| anyhow!("{shown} cannot be opened: {}", report::plain(&error)))
-            .of_kind(Kind::File)?;
-        let metadata = file.metadata();
-        let metadata = metadata.with_context(|| format!("{shown} cannot be examined"))?;
-        if !metadata.is_file() {
-            return Err(not_a_file());
-        }
-        Ok(Self {
+        let (file, is_new) = opened.map_err(|error| explain(error, &place))?;
+        Ok(Target {
             file,
-            path: path.to_owned(),
-            length: metadata.len(),
+            place,
+            is_new,
+            sent: 0,
         })
     }
+
+    /// Opens the file of `place`, and returns whether it is new.
+    async fn open_at(&self, share: &Share, place: &Place) -> Result<(File, bool), Error> {
+        let path = &place.path;
+        if self.force {
+            match share.open(path, OpenMode::Write).await {
+                Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => {}
+                opened => return Ok((opened?, false)),
+            }
+        }
+        match share.open(path, OpenMode::New).await {
+            Err(Error::Status { command, status }) if status == NtStatus::OBJECT_NAME_COLLISION => {
+                // The status is the same for a folder.
+                let is_folder = share.stat(path).await.is_ok_and(|info| info.is_directory);
+                let status = if is_folder {
+                    NtStatus::FILE_IS_A_DIRECTORY
+                } else {
+                    status
+                };
+                Err(Error::Status { command, status })
+            }
+            opened => Ok((opened?, true)),
+        }
+    }
 }
 
-/// Writes the source to `file`, with several requests outstanding.
-async fn send(
-    source: &mut Source,
-    share: &Share,
-    file: &File,
-    sum: &mut Option<Sha256>,
-    bar: &ProgressBar,
-    place: &Place,
-) -> Result<Moved> {
-    let shape = Shape::of(share);
-    let mut pipeline = Pipeline::new();
-    let mut moved = Moved {
-        bytes: 0,
-        by_rdma: 0,
-    };
-    let mut asked = 0;
-    let mut spare: Vec<BytesMut> = Vec::new();
-    while moved.bytes < source.length {
-        while asked < source.length && pipeline.len() < shape.outstanding {
-            let left = usize::try_from(source.length - asked).unwrap_or(usize::MAX);
-            let mut buffer = spare.pop().unwrap_or_default();
-            buffer.resize(left.min(shape.request_bytes), 0);
-            let read = block_in_place(|| {
-                source.file.read_exact(&mut buffer)?;
+/// The file on the server. A new one is temporary, and one that exists is written in place.
+struct Target {
+    file: File,
+    place: Place,
+    is_new: bool,
+    /// Bytes of the source that were read to be sent.
+    sent: u64,
+}
+
+impl Target {
+    /// Writes the source to the file, after a check of the room for it, and of locks.
+    async fn send(
+        &mut self,
+        source: &mut Source,
+        sum: &mut Option<Sha256>,
+        report: &Report,
+    ) -> Result<Moved> {
+        let Self {
+            file, place, sent, ..
+        } = self;
+        let fail = |error| explain(error, place);
+        if !self.is_new {
+            file.check_unlocked().await.map_err(fail)?;
+        }
+        if let Some(room) = file.room().await.map_err(fail)?
+            && source.length > room
+        {
+            let (length, room) = (text::bytes(source.length), text::bytes(room));
+            let error =
+                anyhow!("{place}: the file has {length}, and the server has room for {room}");
+            return Err(of_kind(Kind::Path, error));
+        }
+        let bar = report.progress(source.length, place.name());
+        let read = |into: &mut [u8]| {
+            let bytes = block_in_place(|| {
+                let bytes = source.read(into)?;
                 if let Some(sum) = sum {
-                    sum.update(&buffer);
+                    sum.update(&into[..bytes]);
                 }
-                Ok::<_, std::io::Error>(())
-            });
-            // It became shorter, or the disk failed.
-            read.with_context(|| format!("{} cannot be read", source.path.display()))?;
-            let (file, at) = (file.clone(), asked);
-            asked += buffer.len() as u64;
-            pipeline.push(async move { file.write(at, buffer).await });
-        }
-        let next = pipeline.next().await.expect("the file has more bytes");
-        let written = next.map_err(|error| explain(error, place))?;
-        moved.bytes += written.data.len() as u64;
-        moved.by_rdma += written.by_rdma as u64;
-        bar.set_position(moved.bytes);
-        spare.push(written.data);
-    }
-    Ok(moved)
-}
-
-/// A file on the server that does not have its name yet.
-struct Unfinished<'a> {
-    share: &'a Share,
-    place: &'a Place,
-    /// Its path.
-    partial: &'a str,
-}
-
-impl Unfinished<'_> {
-    /// Gives the complete file its name, and closes it.
-    async fn name(&self, file: &File, force: bool) -> Result<(), smbdirect_smb2::Error> {
-        file.keep_as(&self.place.path, force).await?;
-        let closed = file.clone().close().await;
-        if closed.as_ref().is_err_and(|error| error.status().is_some()) {
-            // The server lost data, for example because its disk is full. This fails if the file is lost too.
-            let _ = self.share.delete(&self.place.path).await;
-        }
-        closed
+                Ok::<_, std::io::Error>(bytes)
+            })?;
+            *sent += bytes as u64;
+            bar.set_position(*sent);
+            Ok(bytes)
+        };
+        let moved = file.upload(read).await;
+        bar.finish_and_clear();
+        let moved = moved.map_err(|error| match error {
+            Error::Local(error) => source.not_read(&error),
+            error => fail(error),
+        })?;
+        source.check_end(moved.bytes)?;
+        Ok(moved)
     }
 
-    /// Reports the state of the file on the server if the server did not answer the request for the name. Returns
-    /// the error to report. A file that `is_temporary` is complete, or the server deletes it.
-    fn unknown(&self, is_temporary: bool, stopped: Stopped) -> anyhow::Error {
-        let place = report::printable(&self.place.to_string());
-        let notice = anyhow!(
-            "the server did not confirm the file's name; if {place} exists, it is complete"
-        );
-        report::error(&of_kind(Kind::Path, notice));
-        if is_temporary {
-            stopped.into()
-        } else {
-            self.left(stopped)
+    /// Gives the file its length, keeps it, and closes it.
+    async fn finish(&self, length: u64) -> Result<(), Error> {
+        if self.is_new {
+            self.file.keep().await?;
+        } else if self.file.length() > length {
+            self.file.set_length(length).await?;
         }
+        self.file.clone().close().await
     }
 
-    /// Removes the file, or reports that it may remain on the server. Returns the error that stopped the transfer.
-    async fn remove(
+    /// Removes a new file, or reports what is left. Returns the error that stopped the transfer.
+    async fn give_up(
         &self,
-        file: File,
         stopped: Stopped,
+        share: &Share,
         interrupted: &mut Interrupted,
     ) -> anyhow::Error {
-        if interrupted.is_urgent() {
-            return self.left(stopped);
+        let place = report::printable(&self.place.to_string());
+        if !self.is_new {
+            if self.sent == 0 {
+                return stopped.into();
+            }
+            let notice = format!(
+                "{place} is now incomplete: a part of it is new, and the rest is the old file"
+            );
+            return after(notice, stopped);
         }
-        let is_temporary = file.is_temporary();
+        let is_temporary = self.file.is_temporary();
         let removing = async {
-            // The file may be closed already. Closing a temporary file also deletes it.
-            let closed = file.close().await;
+            // The file may be closed already, with an error: the server lost data. Closing a temporary file deletes it.
+            let closed = self.file.clone().close().await;
             if is_temporary {
                 return closed;
             }
-            match self.share.delete(self.partial).await {
+            match share.delete(&self.place.path).await {
                 Err(error) if error.status() != Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Err(error),
                 _ => Ok(()),
             }
         };
         let removing = async { Ok(timeout(GIVE_UP_TIMEOUT, removing).await) };
         match unless_urgent(interrupted, removing).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(_) if is_temporary => {
-                let notice = anyhow!(
-                    "the server deletes the unfinished file `{}` when it notices the end of the connection",
-                    self.shown()
+            Ok(Ok(Ok(()))) => stopped.into(),
+            _ if is_temporary => {
+                let notice = format!(
+                    "the server deletes the unfinished {place} when it notices the end of the connection"
                 );
-                report::error(&of_kind(Kind::Path, notice));
+                after(notice, stopped)
             }
-            _ => return self.left(stopped),
+            _ => left(&self.place, stopped),
         }
-        stopped.into()
     }
+}
 
-    /// Reports that the unfinished file may be left on the server, and returns the error that stopped the transfer.
-    fn left(&self, stopped: Stopped) -> anyhow::Error {
-        let notice = anyhow!(
-            "the unfinished file `{}` may be left on the server; delete it there",
-            self.shown()
-        );
-        report::error(&of_kind(Kind::Path, notice));
-        stopped.into()
-    }
+/// Reports that an unfinished file may be left on the server, and returns the error that stopped the transfer.
+fn left(place: &Place, stopped: Stopped) -> anyhow::Error {
+    let place = report::printable(&place.to_string());
+    after(
+        format!("an unfinished file may be left at {place}; delete it there"),
+        stopped,
+    )
+}
 
-    /// Returns the path of the file in the share.
-    fn shown(&self) -> String {
-        report::printable(self.partial)
-    }
+/// Reports what the end of a transfer leaves, and returns the error that ended it.
+fn after(notice: String, stopped: Stopped) -> anyhow::Error {
+    report::error(&of_kind(Kind::Path, anyhow!(notice)));
+    stopped.into()
 }

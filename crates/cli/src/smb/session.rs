@@ -8,7 +8,7 @@ use serde::Serialize;
 use smb2::{ErrorKind, types::status::NtStatus};
 use smbdirect::Connection;
 use smbdirect_smb2::{
-    Account, Client, Error, File, OpenMode, Reason, Share, ShareEntry, Tickets, Transfer,
+    Account, Client, Error, File, OpenMode, Share, ShareEntry, Tickets, Transfer,
 };
 
 use crate::{
@@ -280,33 +280,6 @@ impl Session {
     }
 }
 
-/// How the bytes of a file moved.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moved {
-    pub(super) bytes: u64,
-    pub(super) by_rdma: u64,
-}
-
-impl Moved {
-    /// Returns the reason for messages; `None` if RDMA moved the file. The last bytes of a file may be
-    /// too few for RDMA, and move in a message.
-    pub(super) fn reason(self, transfer: Transfer) -> Option<Reason> {
-        match transfer {
-            _ if self.by_rdma > 0 => None,
-            Transfer::Messages(reason) => Some(reason),
-            Transfer::Rdma(_) => Some(Reason::Small),
-        }
-    }
-
-    /// Returns `by RDMA Write`, or `by messages because ...`; `operation` is the server's.
-    pub(super) fn in_words(self, transfer: Transfer, operation: &str) -> String {
-        match self.reason(transfer) {
-            None => format!("by {operation}"),
-            Some(reason) => format!("by messages because {reason}"),
-        }
-    }
-}
-
 /// Returns the kind of a failure: that of the connection if it is the cause, or else `kind`.
 const fn kind_of(error: &Error, kind: Kind) -> Kind {
     match error {
@@ -317,6 +290,16 @@ const fn kind_of(error: &Error, kind: Kind) -> Kind {
 
 /// STATUS_ILLEGAL_CHARACTER: Samba lists names that are not well-formed UTF-16, but does not open them.
 const ILLEGAL_CHARACTER: NtStatus = NtStatus(0xc000_0161);
+
+/// STATUS_QUOTA_EXCEEDED, and the same of a disk.
+const QUOTA_EXCEEDED: NtStatus = NtStatus(0xc000_0044);
+const DISK_QUOTA_EXCEEDED: NtStatus = NtStatus(0xc000_0802);
+/// STATUS_LOCK_NOT_GRANTED.
+const LOCK_NOT_GRANTED: NtStatus = NtStatus(0xc000_0055);
+/// STATUS_MEDIA_WRITE_PROTECTED.
+const MEDIA_WRITE_PROTECTED: NtStatus = NtStatus(0xc000_00a2);
+/// STATUS_NAME_TOO_LONG.
+const NAME_TOO_LONG: NtStatus = NtStatus(0xc000_0106);
 
 /// The reason why the server refuses a guest but not other users.
 const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt";
@@ -423,14 +406,31 @@ fn explain_path(error: Error, place: &Place) -> anyhow::Error {
         Some(NtStatus::OBJECT_PATH_NOT_FOUND) => {
             "its folder does not exist; see `smbdirect ls`, or check the path"
         }
-        Some(NtStatus::OBJECT_NAME_COLLISION) => "it exists; --force replaces it",
+        Some(NtStatus::OBJECT_NAME_COLLISION) => "it exists; --force overwrites it",
         Some(NtStatus::FILE_IS_A_DIRECTORY) => "it is a folder; give the path of a file",
-        Some(NtStatus::ACCESS_DENIED) => "access is denied; check the permissions of this user",
+        Some(NtStatus::ACCESS_DENIED) => {
+            "access is denied; check the permissions of this user, and whether it is read-only"
+        }
         Some(NtStatus::SHARING_VIOLATION) => "another program has it open; try again later",
+        Some(NtStatus::FILE_LOCK_CONFLICT | LOCK_NOT_GRANTED) => {
+            "another program has locked a part of it; try again when it has ended"
+        }
+        Some(NtStatus::DELETE_PENDING) => {
+            "the server deletes it when its last program closes it, or another `put` has not finished it; \
+             try again later"
+        }
+        Some(NtStatus::OBJECT_NAME_INVALID | NAME_TOO_LONG) => {
+            "the server takes no file with this name: it is too long, or a character in it is not allowed; \
+             choose another name"
+        }
         Some(ILLEGAL_CHARACTER) => {
             "the server cannot open a file with this name, because of a character in it; rename it there"
         }
-        Some(NtStatus::DISK_FULL) => "the server's disk is full",
+        Some(NtStatus::DISK_FULL) => "the server's disk is full; make room there",
+        Some(QUOTA_EXCEEDED | DISK_QUOTA_EXCEEDED) => {
+            "the quota of this user on the server is used up; make room there"
+        }
+        Some(MEDIA_WRITE_PROTECTED) => "the share is read-only; choose another one",
         _ => {
             return match error {
                 Error::Connection(cause) => {

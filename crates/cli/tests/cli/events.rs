@@ -9,7 +9,6 @@ use crate::support::{Done, run};
 const FAILURES: &[(&[&str], &str)] = &[
     (&["demo", "/no/such/file"], "file"),
     (&["listen", "192.0.2.1:1", "--echo"], "listen"),
-    (&["send", "127.0.0.1:1", "Cargo.toml"], "connect"),
     (&["ping", "127.0.0.1:1"], "connect"),
     (&["ping", "no-such-host.invalid"], "name"),
     (&["bench", "127.0.0.1:1"], "connect"),
@@ -22,9 +21,10 @@ const FAILURES: &[(&[&str], &str)] = &[
     ),
     #[cfg(target_os = "linux")]
     (&["run", "--direct-port", "x", "--", "true"], "usage"),
+    (&["get", "//127.0.0.1:1/share/a"], "connect"),
     (
         &["get", "//127.0.0.1:1/share/a", "/no/such/folder/a"],
-        "connect",
+        "file",
     ),
     (&["get", "//127.0.0.1:1/share/Cargo.toml", "."], "file"),
     (&["put", "Cargo.toml", "//127.0.0.1:1/share"], "connect"),

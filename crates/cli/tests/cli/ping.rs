@@ -98,7 +98,7 @@ fn connecting_without_a_listener_fails() {
         .local_addr()
         .unwrap();
     let done = run(&["ping", &port.to_string()]);
-    done.failed(1, "start `smbdirect listen`").one_line();
+    done.failed(1, "start `smbdirect gateway`").one_line();
     assert!(
         done.stderr.contains(&format!("nothing listens on {port}")),
         "{done:?}"

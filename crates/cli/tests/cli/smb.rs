@@ -64,6 +64,9 @@ pub(crate) fn smbd_arguments(root: &Path, port: u16, settings: &str) -> Vec<OsSt
     [&arguments[..], &[file.into()]].concat()
 }
 
+/// Bytes of a file whose transfer a test ends. The disk has room for it.
+const HUGE_BYTES: u64 = 4 << 30;
+
 impl Server {
     /// Returns `None` where smbd cannot run. `settings` are lines of the global section.
     fn start(settings: &str) -> Option<Self> {
@@ -109,13 +112,11 @@ impl Server {
     /// Starts to store a long file, and returns when the server has some of it.
     fn put(&self, options: &[&str]) -> Running {
         let huge = fs::File::create(self.root.path().join("huge")).unwrap();
-        huge.set_len(64 << 30).unwrap();
+        huge.set_len(HUGE_BYTES).unwrap();
         let put = self.client(&["put", "huge", &self.place("stored")], options);
         eventually("the server has bytes", || {
-            let length = |name: &String| fs::metadata(self.share.join(name)).map(|file| file.len());
-            names_in(&self.share)
-                .iter()
-                .any(|name| length(name).is_ok_and(|length| length > 0))
+            let stored = fs::metadata(self.share.join("stored"));
+            stored.is_ok_and(|file| file.len() > 0)
         });
         put
     }
@@ -144,7 +145,8 @@ fn a_put_that_ends_leaves_nothing() {
         // The source fails while requests are outstanding.
         let put = server.put(options);
         fs::File::create(server.root.path().join("huge")).unwrap();
-        put.finish().failed(1, "huge cannot be read");
+        put.finish()
+            .failed(1, "huge became shorter while it was read");
         server.has_nothing();
         // The gateway is lost, and with it the connection of the server.
         let put = server.put(options);
@@ -168,16 +170,39 @@ fn a_get_that_ends_leaves_nothing_here() {
         return;
     };
     let huge = fs::File::create(server.share.join("huge")).unwrap();
-    huge.set_len(64 << 30).unwrap();
+    huge.set_len(HUGE_BYTES).unwrap();
     let into = server.root.path().join("into");
     fs::create_dir(&into).unwrap();
     for options in [&[][..], &["--messages"]] {
-        let get = server.client(&["get", &server.place("huge"), "into"], options);
-        eventually("it stores", || !names_in(&into).is_empty());
-        get.signal("INT");
-        get.finish().failed(1, "interrupted");
-        assert_eq!(names_in(&into), [""; 0]);
+        // A command that is started by nohup goes on after HUP.
+        let hangup = (!ignores_hangup()).then_some("HUP");
+        for signal in ["INT", "TERM", "QUIT"].into_iter().chain(hangup) {
+            let get = server.client(&["get", &server.place("huge"), "into"], options);
+            let id = get.id();
+            eventually("it stores", || has_open_file_in(id, &into));
+            get.signal(signal);
+            get.finish().failed(1, "interrupted");
+            assert_eq!(names_in(&into), [""; 0]);
+        }
     }
+}
+
+/// Returns whether this process, and those that it starts, ignore SIGHUP.
+fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    u64::from_str_radix(mask.unwrap().trim(), 16).unwrap() & 1 == 1
+}
+
+/// Returns whether a process has bytes of a file in this folder, perhaps without a name.
+fn has_open_file_in(process: u32, folder: &Path) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{process}/fd")) else {
+        return false;
+    };
+    open.flatten().any(|entry| {
+        let is_there = fs::read_link(entry.path()).is_ok_and(|path| path.starts_with(folder));
+        is_there && fs::metadata(entry.path()).is_ok_and(|file| file.len() > 0)
+    })
 }
 
 /// The server loses the answer to CLOSE, so the command waits for it when the file is complete.
@@ -271,24 +296,23 @@ fn read_frame(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// SMB2 CREATE, SET_INFO and CLOSE.
+/// SMB2 CREATE, CLOSE and WRITE.
 const CREATE: u16 = 5;
 const CLOSE: u16 = 6;
-const SET_INFO: u16 = 17;
+const WRITE: u16 = 9;
 
 #[test]
-fn a_put_that_is_interrupted_while_it_creates_or_names_the_file_ends_soon() {
+fn a_put_that_is_interrupted_while_it_creates_or_keeps_the_file_ends_soon() {
     let Some(mut server) = Server::start("") else {
         return;
     };
     write_noise(server.root.path(), "file", 100_000);
-    for (silent, answered, says) in [
-        // The first CREATE asks whether the file exists.
-        (CREATE, 1, ".partial` may be left on the server"),
-        (SET_INFO, 0, "stored exists, it is complete"),
-        (CLOSE, 0, "stored exists, it is complete"),
+    for (silent, says) in [
+        (CREATE, "an unfinished file may be left at //"),
+        (WRITE, "the server deletes the unfinished //"),
+        (CLOSE, "stored exists, it is complete"),
     ] {
-        let address = losing_answers(&server.smbd_address, silent, answered);
+        let address = losing_answers(&server.smbd_address, silent, 0);
         server.gateway = Some(listening(command(&["gateway", "127.0.0.1:0", &address])));
         let begun = Instant::now();
         let put = server.client(&["put", "file", &server.place("stored")], &[]);
@@ -302,14 +326,185 @@ fn a_put_that_is_interrupted_while_it_creates_or_names_the_file_ends_soon() {
         assert!(begun.elapsed() < Duration::from_secs(15), "{done:?}");
         assert_eq!(done.status.code(), Some(1), "{done:?}");
         assert!(done.stderr.contains(says), "{done:?}");
-        assert_eq!(
-            done.stderr.matches("partial").count(),
-            usize::from(silent == CREATE),
-            "{done:?}"
-        );
+        drop(server.gateway.take());
         eventually("nothing unfinished is left", || {
-            names_in(&server.share).iter().all(|name| name == "stored")
+            let stored = fs::read(server.share.join("stored")).ok();
+            let sent = fs::read(server.root.path().join("file")).ok();
+            stored.is_none() || stored == sent
         });
         let _ = fs::remove_file(server.share.join("stored"));
     }
+}
+
+/// What a file on either side was before stays, but for its bytes.
+#[test]
+fn force_writes_in_place() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    let here = server.root.path();
+    write_noise(here, "new", 100_000);
+    for (old, length) in [("short", 5), ("long", 3_000_001)] {
+        for folder in [here, &server.share] {
+            let path = write_noise(folder, old, length);
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let before = fs::metadata(server.share.join(old)).unwrap();
+        let place = server.place(old);
+        let put = server.client(&["put", "new", &place, "--force"], &[]);
+        put.finish().succeeded();
+        let after = fs::metadata(server.share.join(old)).unwrap();
+        assert_eq!(
+            (after.ino(), after.mode(), after.len()),
+            (before.ino(), before.mode(), 100_000)
+        );
+        // Through a link, whose file is the old one.
+        let link = here.join(format!("link to {old}"));
+        symlink(here.join(old), &link).unwrap();
+        let before = fs::metadata(here.join(old)).unwrap();
+        let get = server.client(&["get", &place, link.to_str().unwrap(), "--force"], &[]);
+        get.finish().succeeded();
+        let after = fs::metadata(here.join(old)).unwrap();
+        assert_eq!((after.ino(), after.mode()), (before.ino(), before.mode()));
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        let same = fs::read(here.join(old)).unwrap() == fs::read(here.join("new")).unwrap();
+        assert!(same, "{old}");
+    }
+    // A link to a file that does not exist yet.
+    symlink("made", here.join("dangling")).unwrap();
+    let get = server.client(&["get", &server.place("long"), "dangling", "--force"], &[]);
+    get.finish().succeeded();
+    assert_eq!(fs::metadata(here.join("made")).unwrap().len(), 100_000);
+}
+
+/// A file that was written in place by a part says so.
+#[test]
+fn an_interrupted_force_says_that_the_file_is_incomplete() {
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    for folder in [server.root.path(), &server.share] {
+        let huge = fs::File::create(folder.join("huge")).unwrap();
+        huge.set_len(HUGE_BYTES).unwrap();
+        fs::write(folder.join("old"), "x").unwrap();
+    }
+    let grows = |path: PathBuf| {
+        eventually("it is written", || {
+            fs::metadata(&path).is_ok_and(|file| file.len() > 1 << 20)
+        });
+    };
+    let put = server.client(&["put", "huge", &server.place("old"), "--force"], &[]);
+    grows(server.share.join("old"));
+    put.signal("INT");
+    put.finish()
+        .failed(1, "old is now incomplete: a part of it is new");
+    let get = server.client(&["get", &server.place("huge"), "old", "--force"], &[]);
+    grows(server.root.path().join("old"));
+    get.signal("QUIT");
+    get.finish().failed(1, "old is now incomplete: its first ");
+}
+
+/// Sources are read to their end, whatever length the file system says, or refused before anything is stored.
+#[test]
+fn sources_are_read_to_their_end_or_refused() {
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    let place = server.place("");
+    for source in [
+        "/proc/version",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+    ] {
+        let Ok(bytes) = fs::read(source) else {
+            continue;
+        };
+        let put = server.client(&["put", source, &place], &[]);
+        put.finish().succeeded();
+        let name = Path::new(source).file_name().unwrap();
+        assert_eq!(fs::read(server.share.join(name)).unwrap(), bytes);
+        fs::remove_file(server.share.join(name)).unwrap();
+    }
+    let fifo = server.root.path().join("fifo");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    for source in ["fifo", "/dev/zero", "."] {
+        let put = server.client(&["put", source, &place], &[]);
+        put.finish().failed(2, "is not a regular file");
+    }
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::OsStr::from_bytes(b"\xff");
+    fs::write(server.root.path().join(name), "x").unwrap();
+    let mut put = command(&["put"]);
+    put.arg(server.root.path().join(name)).arg(&place);
+    Running::new(put).finish().failed(2, "is not UTF-8");
+    assert_eq!(names_in(&server.share), [""; 0]);
+}
+
+/// What can be known before a byte moves is said before, and nothing is left.
+#[test]
+fn what_cannot_be_stored_is_refused_before_a_byte_moves() {
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    let here = server.root.path();
+    write_noise(&server.share, "file", 100_000);
+    let huge = fs::File::create(server.share.join("huge")).unwrap();
+    huge.set_len(8 << 40).unwrap();
+    fs::File::create(here.join("huge"))
+        .unwrap()
+        .set_len(8 << 40)
+        .unwrap();
+    let long = "x".repeat(300);
+    let (file, huge) = (server.place("file"), server.place("huge"));
+    for (arguments, says) in [
+        (
+            &["get", &file, "no/file"][..],
+            "no/file: its folder does not exist",
+        ),
+        (&["get", &file, "new/"], "new/: its folder does not exist"),
+        (
+            &["get", &file, &long],
+            "cannot be written: file name too long",
+        ),
+        (
+            &["get", &file, "/dev/null", "--force"],
+            "is no regular file",
+        ),
+        (&["get", &huge, "new"], "its file system has room for "),
+        (
+            &["put", "huge", &server.place("new")],
+            "the server has room for ",
+        ),
+        (
+            &["put", "huge", &file, "--force"],
+            "the server has room for ",
+        ),
+        (
+            &["put", "smb.conf", &server.place(&long)],
+            "the server takes no file with this name",
+        ),
+        (
+            &["put", "smb.conf", &server.place("no/file")],
+            "its folder does not exist",
+        ),
+        (
+            &["put", "smb.conf", &file],
+            "file: it exists; --force overwrites it",
+        ),
+    ] {
+        let done = server.client(arguments, &[]).finish();
+        done.failed(1, says).one_line();
+    }
+    assert_eq!(names_in(&server.share), ["file", "huge"]);
+    assert_eq!(
+        fs::metadata(server.share.join("file")).unwrap().len(),
+        100_000
+    );
+    assert!(!here.join("new").exists() && !here.join("no").exists());
 }

@@ -335,7 +335,7 @@ async fn give_up(direction: Direction, giving_up: GivingUp, by_messages: bool) {
         _ => NO_LIMIT,
     };
     let (share, connection, mut peer) = client(512, limit, by_messages).await;
-    let file = peer.during(share.open("a", OpenMode::Replace)).await;
+    let file = peer.during(share.open("a", OpenMode::Scratch)).await;
     let mut file = Some(file.unwrap());
     let request = direction.begin(file.as_ref().unwrap());
     let sent = peer.expect(direction.command()).await;
@@ -415,14 +415,14 @@ async fn a_session_without_handles_ends() {
 /// An answer to a CREATE whose future was dropped closes the file again.
 #[tokio::test]
 async fn a_file_that_nobody_waits_for_is_closed() {
-    for mode in [OpenMode::Read, OpenMode::CreateTemporary] {
+    for mode in [OpenMode::Read, OpenMode::New] {
         let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;
         let opening = tokio::spawn(async move { share.open("a", mode).await.map(drop) });
         let create = peer.expect(Command::Create).await;
         opening.abort();
         opening.await.unwrap_err();
         peer.serve(&create, usize::MAX).await;
-        if mode == OpenMode::CreateTemporary {
+        if mode == OpenMode::New {
             let mark = peer.expect(Command::SetInfo).await;
             peer.serve(&mark, usize::MAX).await;
         }
@@ -464,11 +464,11 @@ async fn requests_fit_a_window_that_shrinks() {
     }
 }
 
-/// Writes a file with several requests outstanding, reads it, and names it.
+/// Writes a file with several requests outstanding, reads it, and keeps it.
 async fn exchange_in_parallel(share: &Share) {
     const PIECE: usize = 300_000;
     const PIECES: usize = 6;
-    let file = share.open("a", OpenMode::CreateTemporary).await.unwrap();
+    let file = share.open("a", OpenMode::New).await.unwrap();
     assert!(file.is_temporary());
     let piece = |index: usize| {
         let mut bytes = vec![0; PIECE];
@@ -495,7 +495,7 @@ async fn exchange_in_parallel(share: &Share) {
     for (index, reading) in reading.into_iter().enumerate() {
         assert!(reading.await.unwrap().unwrap().data == piece(index)[..]);
     }
-    file.keep_as("b", false).await.unwrap();
+    file.keep().await.unwrap();
     file.close().await.unwrap();
     share.stat("b").await.unwrap();
     share.rename("b", "c", true).await.unwrap();
@@ -520,7 +520,7 @@ async fn short_transfers_go_on_with_the_rest() {
         for by_messages in [false, true] {
             let (share, connection, peer) = client(512, NO_LIMIT, by_messages).await;
             let server = peer.run(most);
-            let file = share.open("a", OpenMode::Replace).await.unwrap();
+            let file = share.open("a", OpenMode::Scratch).await.unwrap();
             let read = file.read(0, BytesMut::zeroed(LENGTH + 9000)).await.unwrap();
             assert!(read.data == noise(), "{most}");
             let mut changed = read.data;
@@ -540,7 +540,7 @@ async fn a_transfer_without_progress_ends() {
     for by_messages in [false, true] {
         let (share, _connection, peer) = client(512, NO_LIMIT, by_messages).await;
         peer.run(0);
-        let file = share.open("a", OpenMode::Replace).await.unwrap();
+        let file = share.open("a", OpenMode::Scratch).await.unwrap();
         let read = file.read(0, BytesMut::zeroed(BYTES)).await.unwrap();
         assert!(read.data.is_empty(), "no bytes are the end");
         let writing = file.write(0, BytesMut::zeroed(BYTES)).await;
@@ -586,15 +586,15 @@ async fn a_slow_server_is_not_given_up() {
     }
 }
 
-/// One message creates and marks a file, and one names it and ends the mark, so that no end of the connection leaves a
-/// file without its name.
+/// One message creates and marks a file, so that no end of the connection leaves a part of it.
 #[tokio::test]
-async fn a_temporary_file_is_marked_with_its_creation_and_kept_with_its_name() {
+async fn a_new_file_is_marked_with_its_creation_until_it_is_kept() {
     let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;
-    let opening = share.open("a", OpenMode::CreateTemporary);
+    let opening = share.open("a", OpenMode::New);
     let (file, ()) = tokio::join!(opening, async {
         let create = peer.expect(Command::Create).await;
-        assert_ne!(u32_at(&create.0, 88) & 0x0001_0000, 0, "DELETE");
+        let access = u32_at(&create.0, 88);
+        assert_eq!(access, 0x0011_0006, "DELETE, SYNCHRONIZE, APPEND, WRITE");
         assert_eq!(peer.requests.len(), 1, "in the same message");
         let mark = peer.expect(Command::SetInfo).await;
         assert_eq!(mark.information(), (13, 1));
@@ -603,41 +603,13 @@ async fn a_temporary_file_is_marked_with_its_creation_and_kept_with_its_name() {
     });
     let file = file.unwrap();
     assert!(file.is_temporary());
-    let (kept, ()) = tokio::join!(file.keep_as("b", true), async {
+    let (kept, ()) = tokio::join!(file.keep(), async {
         let unmark = peer.expect(Command::SetInfo).await;
         assert_eq!(unmark.information(), (13, 0));
-        assert_eq!(peer.requests.len(), 1, "in the same message");
-        let rename = peer.expect(Command::SetInfo).await;
-        assert_eq!(rename.information(), (10, 1));
         peer.serve(&unmark, usize::MAX).await;
-        peer.serve(&rename, usize::MAX).await;
     });
     kept.unwrap();
     assert!(!file.is_temporary());
-}
-
-#[tokio::test]
-async fn a_name_that_is_refused_makes_the_file_temporary_again() {
-    for window in [1, 512] {
-        let (share, connection, mut peer) = client(window, NO_LIMIT, false).await;
-        let server = tokio::spawn(async move {
-            while let Some(request) = peer.next().await {
-                match request.command() {
-                    Command::SetInfo if request.information().0 == 10 => {
-                        let status = NtStatus::OBJECT_NAME_COLLISION;
-                        peer.refuse(&request, status).await;
-                    }
-                    _ => peer.serve(&request, usize::MAX).await,
-                }
-            }
-        });
-        let file = share.open("a", OpenMode::CreateTemporary).await.unwrap();
-        let error = file.keep_as("b", false).await.unwrap_err();
-        assert_eq!(error.status(), Some(NtStatus::OBJECT_NAME_COLLISION));
-        assert!(file.is_temporary());
-        connection.close().await.unwrap();
-        server.await.unwrap();
-    }
 }
 
 /// A server without the mark has a file that stays, and the caller sees that.
@@ -655,10 +627,10 @@ async fn a_server_that_refuses_the_mark_still_stores() {
                 }
             }
         });
-        let file = share.open("a", OpenMode::CreateTemporary).await.unwrap();
+        let file = share.open("a", OpenMode::New).await.unwrap();
         assert!(!file.is_temporary());
         file.write(0, BytesMut::zeroed(BYTES)).await.unwrap();
-        file.keep_as("b", false).await.unwrap();
+        file.keep().await.unwrap();
         file.close().await.unwrap();
         connection.close().await.unwrap();
         server.await.unwrap();
@@ -678,4 +650,128 @@ async fn a_closed_file_takes_no_requests() {
     connection.close().await.unwrap();
     let seen = server.await.unwrap().seen;
     assert_eq!(seen[2..], [Command::Create, Command::Close]);
+}
+
+/// A whole file moves both ways, with servers that move fewer bytes than they are asked for, and whatever length the
+/// server gave.
+#[tokio::test]
+async fn whole_files_move_to_their_end() {
+    for (most, by_messages) in [(usize::MAX, false), (usize::MAX, true), (99_999, false)] {
+        for more in [0, 1, 5000, 3_000_000] {
+            let (share, connection, mut peer) = client(512, NO_LIMIT, by_messages).await;
+            let file = peer.during(share.open("a", OpenMode::Read)).await.unwrap();
+            // The file has more than the answer to CREATE says, as files of /proc have.
+            let mut expected = noise();
+            expected.extend(std::iter::repeat_n(b'x', more));
+            peer.file.clone_from(&expected);
+            let server = peer.run(most);
+            let mut bytes = Vec::new();
+            let sink = |part: &[u8]| {
+                bytes.extend(part);
+                Ok(())
+            };
+            let moved = file.download(sink).await.unwrap();
+            assert_eq!(
+                moved.bytes,
+                expected.len() as u64,
+                "{most} {by_messages} {more}"
+            );
+            assert!(bytes == expected, "{most} {by_messages} {more}");
+            assert_eq!(moved.by_rdma == 0, by_messages);
+
+            // The source gives a little at a time.
+            let mut source = bytes.chunks(70_000).flat_map(|part| [part, &[]]);
+            let mut rest: &[u8] = &[];
+            let read = |into: &mut [u8]| {
+                if rest.is_empty() {
+                    rest = source.find(|part| !part.is_empty()).unwrap_or_default();
+                }
+                std::io::Read::read(&mut rest, into)
+            };
+            let file = share.open("a", OpenMode::Write).await.unwrap();
+            let moved = file.upload(read).await.unwrap();
+            assert_eq!(moved.bytes, expected.len() as u64);
+            connection.close().await.unwrap();
+            assert!(
+                server.await.unwrap().file == expected,
+                "{most} {by_messages} {more}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_source_or_sink_that_fails_ends_the_transfer() {
+    let (share, _connection, peer) = client(512, NO_LIMIT, false).await;
+    peer.run(usize::MAX);
+    let file = share.open("a", OpenMode::Scratch).await.unwrap();
+    let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+    let failed = file.download(|_| Err(full())).await.unwrap_err();
+    assert!(matches!(failed, Error::Local(_)), "{failed:?}");
+    let failed = file.upload(|_| Err(full())).await.unwrap_err();
+    assert!(matches!(failed, Error::Local(_)), "{failed:?}");
+    file.close().await.unwrap();
+}
+
+/// The server says how much room there is; a server that does not is asked nothing more.
+#[tokio::test]
+async fn room_is_what_the_server_says() {
+    let numbers = |all: u64, available: u64, sectors: u32, bytes: u32| {
+        let mut body = vec![9, 0, 72, 0, 32, 0, 0, 0];
+        body.extend([all, available, available].map(u64::to_le_bytes).concat());
+        body.extend([sectors, bytes].map(u32::to_le_bytes).concat());
+        body
+    };
+    let short = vec![9, 0, 72, 0, 8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    for (body, room) in [
+        (numbers(9, 3, 8, 512), Some(3 * 4096)),
+        (numbers(9, 0, 8, 512), Some(0)),
+        (numbers(9, u64::MAX, 8, 512), Some(u64::MAX)),
+        (numbers(0, 0, 8, 512), None),
+        (numbers(9, 3, 0, 0), None),
+        (short, None),
+    ] {
+        let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;
+        let file = peer.during(share.open("a", OpenMode::Write)).await.unwrap();
+        let (found, ()) = tokio::join!(file.room(), async {
+            let query = peer.expect(Command::QueryInfo).await;
+            assert_eq!(query.0[66..68], [2, 7], "FileFsFullSizeInformation");
+            peer.answer(&query, NtStatus::SUCCESS, &body).await;
+        });
+        let allocated = create_response(0).allocation_size;
+        assert_eq!(
+            found.unwrap(),
+            room.map(|room| room.saturating_add(allocated))
+        );
+        let (found, ()) = tokio::join!(file.room(), async {
+            let query = peer.expect(Command::QueryInfo).await;
+            peer.refuse(&query, NtStatus::INVALID_INFO_CLASS).await;
+        });
+        assert_eq!(found.unwrap(), None);
+    }
+}
+
+/// The lock of another client is found before a byte moves, and a server without locks has none.
+#[tokio::test]
+async fn a_lock_of_another_client_is_found() {
+    let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;
+    let file = peer.during(share.open("a", OpenMode::Write)).await.unwrap();
+    for (status, is_locked) in [
+        (NtStatus(0xc000_0055), true),
+        (NtStatus::NOT_SUPPORTED, false),
+    ] {
+        let (found, ()) = tokio::join!(file.check_unlocked(), async {
+            let lock = peer.expect(Command::Lock).await;
+            peer.refuse(&lock, status).await;
+        });
+        assert_eq!(found.is_err(), is_locked);
+    }
+    let (found, ()) = tokio::join!(file.check_unlocked(), async {
+        for flags in [0x12, 4] {
+            let lock = peer.expect(Command::Lock).await;
+            assert_eq!(u32_at(&lock.0, 64 + 24 + 16), flags);
+            peer.answer(&lock, NtStatus::SUCCESS, &[4, 0, 0, 0]).await;
+        }
+    });
+    found.unwrap();
 }

@@ -266,9 +266,10 @@ impl TcpSession {
     /// Creates a scratch file, or opens a file to read it.
     async fn create(&self, path: &str, is_scratch: bool) -> Result<File> {
         const READ: u32 = FileAccessMask::FILE_READ_DATA | FileAccessMask::FILE_READ_ATTRIBUTES;
+        // A WRITE beyond the end of the file needs FILE_APPEND_DATA ([MS-SMB2] 3.3.5.13).
         const SCRATCH: u32 = READ
             | FileAccessMask::FILE_WRITE_DATA
-            | FileAccessMask::FILE_WRITE_ATTRIBUTES
+            | FileAccessMask::FILE_APPEND_DATA
             | FileAccessMask::DELETE;
         const EVERYONE: u32 = ShareAccess::FILE_SHARE_READ
             | ShareAccess::FILE_SHARE_WRITE
