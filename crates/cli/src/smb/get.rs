@@ -161,14 +161,22 @@ impl Get {
             return Err(of_kind(Kind::Path, error));
         }
         target.finish()?;
+        let took = started.elapsed();
+        let grew_from = if bytes > length {
+            // Files of /proc and the like have more bytes than the server says, and do not grow.
+            let now = session.share.stat(&place.path).await;
+            now.is_ok_and(|now| now.size > length).then_some(length)
+        } else {
+            None
+        };
         Ok(Outcome {
             place: place.to_string(),
             file: destination.path().to_owned(),
             moved,
-            grew_from: (bytes > length).then_some(length),
+            grew_from,
             transfer: session.share.transfer(),
             operation: OPERATION,
-            took: started.elapsed(),
+            took,
             sum,
         })
     }

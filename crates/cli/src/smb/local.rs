@@ -71,10 +71,17 @@ impl Destination {
 
     fn create(&self) -> io::Result<(File, State)> {
         if self.exists {
-            // A link can lead to a file that does not exist yet.
             let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(false);
-            return Ok((file.open(&self.path)?, State::InPlace));
+            let opened = options.write(true).open(&self.path);
+            let file = match opened {
+                // A link can lead to a file that does not exist yet. The system may refuse this for a file of another
+                // user, so it is not tried first.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    options.create(true).truncate(false).open(&self.path)
+                }
+                opened => opened,
+            };
+            return Ok((file?, State::InPlace));
         }
         match nameless::create(folder(&self.path)) {
             Some(file) => Ok((file, State::Nameless)),
@@ -106,10 +113,20 @@ enum State {
 
 impl Target {
     /// Appends bytes.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         let mut file = self.file.as_ref().expect("it is not finished");
-        file.write_all(bytes)?;
-        self.written += bytes.len() as u64;
+        // What was written before an error counts.
+        while !bytes.is_empty() {
+            match file.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    self.written += written as u64;
+                    bytes = &bytes[written..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 

@@ -173,12 +173,13 @@ impl Put {
         }
         match share.open(path, OpenMode::New).await {
             Err(Error::Status { command, status }) if status == NtStatus::OBJECT_NAME_COLLISION => {
-                // The status is the same for a folder.
-                let is_folder = share.stat(path).await.is_ok_and(|info| info.is_directory);
-                let status = if is_folder {
-                    NtStatus::FILE_IS_A_DIRECTORY
-                } else {
-                    status
+                // The status is the same for a folder, and for a file that is not finished.
+                let status = match share.stat(path).await {
+                    Ok(info) if info.is_directory => NtStatus::FILE_IS_A_DIRECTORY,
+                    Err(error) if error.status() == Some(NtStatus::DELETE_PENDING) => {
+                        NtStatus::DELETE_PENDING
+                    }
+                    _ => status,
                 };
                 Err(Error::Status { command, status })
             }

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Listening, Running, command, eventually, listening, names_in, write_noise};
+use crate::support::{Listening, PROGRAM, Running, command, eventually, listening, names_in, write_noise};
 
 /// A Samba with one share for guests, and a gateway in front of it.
 struct Server {
@@ -403,6 +403,58 @@ fn an_interrupted_force_says_that_the_file_is_incomplete() {
     grows(server.root.path().join("old"));
     get.signal("QUIT");
     get.finish().failed(1, "old is now incomplete: its first ");
+}
+
+/// A file that exceeds the limit of the process is incomplete, too, and a new one leaves nothing.
+#[test]
+fn a_file_beyond_the_limit_of_the_process_is_an_error() {
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    write_noise(&server.share, "file", 3_000_000);
+    let here = server.root.path();
+    fs::write(here.join("old"), "x").unwrap();
+    let limited = |target: &str| {
+        let mut shell = Command::new("bash");
+        let script = format!(
+            "ulimit -f 1000; exec {PROGRAM} get {} {target} --force --user Guest",
+            server.place("file")
+        );
+        shell.args(["-c", &script]).current_dir(here);
+        Running::new({
+            shell.env("SMBDIRECT_PASSWORD", "");
+            shell
+        })
+        .finish()
+    };
+    let done = limited("old");
+    done.failed(1, "old is now incomplete: its first 1000 KiB are new");
+    done.failed(1, "old cannot be written: file too large");
+    limited("new").failed(1, "new cannot be written: file too large");
+    assert!(!here.join("new").exists());
+}
+
+/// While a put is not finished, nobody else sees its file.
+#[test]
+fn a_file_that_is_not_finished_is_nobodys() {
+    let Some(server) = Server::start("") else {
+        return;
+    };
+    let put = server.put(&[]);
+    fs::write(server.root.path().join("small"), "x").unwrap();
+    let place = server.place("stored");
+    for arguments in [
+        &["put", "small", &place][..],
+        &["put", "small", &place, "--force"],
+        &["get", &place],
+        &["ls", &place],
+    ] {
+        let done = server.client(arguments, &[]).finish();
+        done.failed(1, "another `put` has not finished it");
+    }
+    put.signal("INT");
+    put.finish().failed(1, "interrupted");
+    server.has_nothing();
 }
 
 /// Sources are read to their end, whatever length the file system says, or refused before anything is stored.
