@@ -700,6 +700,28 @@ async fn whole_files_move_to_their_end() {
     }
 }
 
+/// A server that answers the request beyond the length of the file wrongly has given the whole file.
+#[tokio::test]
+async fn a_wrong_answer_at_the_end_of_a_file_is_its_end() {
+    for length in [0, LENGTH] {
+        let (share, _connection, mut peer) = client(512, NO_LIMIT, false).await;
+        peer.file.truncate(length);
+        let file = peer.during(share.open("a", OpenMode::Read)).await.unwrap();
+        let server = tokio::spawn(async move {
+            while let Some(request) = peer.next().await {
+                if request.offset() >= length {
+                    peer.refuse(&request, NtStatus::INVALID_PARAMETER).await;
+                } else {
+                    peer.serve(&request, usize::MAX).await;
+                }
+            }
+        });
+        let moved = file.download(|_| Ok(())).await.unwrap();
+        assert_eq!(moved.bytes, length as u64);
+        server.abort();
+    }
+}
+
 #[tokio::test]
 async fn a_source_or_sink_that_fails_ends_the_transfer() {
     let (share, _connection, peer) = client(512, NO_LIMIT, false).await;
