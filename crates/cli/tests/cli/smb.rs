@@ -9,12 +9,14 @@ use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::{Listening, PROGRAM, Running, command, eventually, listening, names_in, write_noise};
+use crate::support::{
+    Listening, PROGRAM, Running, command, eventually, listening, names_in, write_noise,
+};
 
 /// A Samba with one share for guests, and a gateway in front of it.
 struct Server {
@@ -415,12 +417,11 @@ fn a_file_beyond_the_limit_of_the_process_is_an_error() {
     let here = server.root.path();
     fs::write(here.join("old"), "x").unwrap();
     let limited = |target: &str| {
+        let script = "ulimit -f 1000; exec \"$0\" \"$@\"";
         let mut shell = Command::new("bash");
-        let script = format!(
-            "ulimit -f 1000; exec {PROGRAM} get {} {target} --force --user Guest",
-            server.place("file")
-        );
-        shell.args(["-c", &script]).current_dir(here);
+        shell.args(["-c", script, PROGRAM, "get", &server.place("file"), target]);
+        shell.args(["--force", "--user", "Guest"]).current_dir(here);
+        shell.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running::new({
             shell.env("SMBDIRECT_PASSWORD", "");
             shell
@@ -428,7 +429,7 @@ fn a_file_beyond_the_limit_of_the_process_is_an_error() {
         .finish()
     };
     let done = limited("old");
-    done.failed(1, "old is now incomplete: its first 1000 KiB are new");
+    done.failed(1, "old is now incomplete: its first 0.98 MiB are new");
     done.failed(1, "old cannot be written: file too large");
     limited("new").failed(1, "new cannot be written: file too large");
     assert!(!here.join("new").exists());
