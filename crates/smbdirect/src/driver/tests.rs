@@ -31,6 +31,7 @@ use crate::{
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
 };
 
+mod deadlines;
 mod stalls;
 
 /// A queue pair that records posted work and returns the completions that the test scripts.
