@@ -233,7 +233,6 @@ fn handlers_are_called_for_events() {
 }
 
 //= TDI-CHN-01 test
-//= TDI-CHN-02 test
 //= TDI-CHN-05 test
 //= TDI-CHN-06 test
 #[test]
@@ -243,6 +242,7 @@ fn chained_receives_lend_memory() {
 
 //= TDI-RECV-06 test
 //= TDI-RECV-08 test
+//= TDI-RECV-11 test
 //= TDI-CHN-03 test
 //= TDI-CHN-04 test
 //= TDI-ADDR-02 test
