@@ -340,9 +340,11 @@ impl Path {
             let window = self.windows[1 - end].map(|[last, _]| last);
             let is_new = !packet.sent_again;
             let sent = (u64::from(packet.length), now, is_new);
-            if let Some((by, since)) = self.paces[end].send(sent, window, round_trips.longest()) {
+            let limit = self.paces[end].send(sent, window, round_trips.longest());
+            if let Some((by, bytes, since)) = limit {
                 for (time, begins) in [(since, true), (now, false)] {
-                    signs.marks.push((time, What::Limited { by, begins }));
+                    let what = What::Limited { by, bytes, begins };
+                    signs.marks.push((time, what));
                 }
             }
         }

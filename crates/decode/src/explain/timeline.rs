@@ -63,8 +63,12 @@ pub(super) enum What {
     Loss { begins: bool, is_black_hole: bool },
     /// The window of a receiver.
     Window(Window),
-    /// A buffer of an end limits what a round trip carries, or no longer does.
-    Limited { by: Buffer, begins: bool },
+    /// A buffer of an end may limit what a round trip carries to so many bytes, or no longer does.
+    Limited {
+        by: Buffer,
+        bytes: u64,
+        begins: bool,
+    },
     /// A loss has reduced the congestion window of an end, or the window has its size again.
     ReducedWindow { by_client: bool, begins: bool },
     /// The capture lacks packets directly before this.
@@ -192,8 +196,10 @@ struct State {
     done: u64,
     send_credits: [Option<u32>; 2],
     lacks_smb2_credits: bool,
-    /// Send and receive buffers that limit.
-    limited: [i32; 2],
+    /// The buffers for receiving and sending that may limit, and the bytes of a round trip.
+    limited: [(i32, u64); 2],
+    /// Bytes that all outstanding requests move.
+    bytes: u64,
     losses: i32,
     black_holes: i32,
     window: Window,
@@ -452,14 +458,13 @@ impl Timeline {
         // An acknowledgement ends the wait of the other end.
         let sender = next_by_client.map_or(by_client, |next| next != acknowledges);
         let is_reduced = is_far && state.reduced[usize::from(!sender)];
-        let [receive, send] = state.limited;
-        let (phase, cause) = if receive > 0 && is_far {
+        let (phase, cause) = if is_far && state.is_limited(Buffer::Receive) {
             (Phase::Window, Some(Cause::Window))
         } else if state.window == Window::Shrunk
             || state.window == Window::Full && gap > LONG_PAUSE.max(2 * round_trip)
         {
             (Phase::Window, Some(Cause::SlowReceiver))
-        } else if send > 0 && is_far {
+        } else if is_far && state.is_limited(Buffer::Send) {
             (Phase::SendBuffer, Some(Cause::SendBuffer))
         } else if is_reduced && gap > round_trip / PARTS_OF_ROUND_TRIP && gap <= 3 * round_trip {
             (Phase::ReducedWindow, Some(Cause::Loss))
@@ -582,8 +587,10 @@ impl State {
                 }
             }
             What::Window(window) => self.window = window,
-            What::Limited { by, begins } => {
-                self.limited[by as usize] += if begins { 1 } else { -1 };
+            What::Limited { by, bytes, begins } => {
+                let (count, most) = &mut self.limited[by as usize];
+                *count += if begins { 1 } else { -1 };
+                *most = bytes;
             }
             What::ReducedWindow { by_client, begins } => {
                 self.reduced[usize::from(!by_client)] = begins;
@@ -617,6 +624,11 @@ impl State {
     }
 
     fn count(&mut self, tag: Tag, change: i32) {
+        let size = u64::from(tag.size);
+        self.bytes = match change {
+            1.. => self.bytes.saturating_add(size),
+            _ => self.bytes.saturating_sub(size),
+        };
         let of_sort = match tag.sort {
             Sort::InMessages(Cause::Signing) => &mut self.signed,
             Sort::InMessages(Cause::Encryption) => &mut self.encrypted,
@@ -628,6 +640,12 @@ impl State {
             Sort::Data | Sort::Unseen => return,
         };
         *of_sort += change;
+    }
+
+    /// Returns whether a buffer limits a round trip. If the requests move no more than that, they are the limit.
+    fn is_limited(&self, by: Buffer) -> bool {
+        let (count, bytes) = self.limited[by as usize];
+        count > 0 && self.bytes > bytes.saturating_mul(2)
     }
 
     fn is_moving(&self) -> bool {

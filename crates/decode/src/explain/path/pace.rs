@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   bytes in a round trip   = the window that the peer offers   -> the receive buffer of the peer
-//!                           = the same in each of many          -> the send buffer of the end
+//!                           = about the same, for many of them   -> the send buffer of the end
 //!                           anything else                       -> no buffer
 //! ```
 //!
-//! A congestion window that is used up grows in each round trip without a loss, so it is not the same in many.
+//! A congestion window that is used up grows in each round trip without a loss, so it does not stay the same.
+
+use std::collections::VecDeque;
 
 use super::super::timeline::Buffer;
 
@@ -21,16 +23,19 @@ pub(super) struct Pace {
     /// The smallest window of the peer in this round trip.
     window: Option<u32>,
     largest_packet: u64,
-    /// The bytes of the last round trips, if they were the same, how many, and when the first began.
-    same: (u64, u32, u64),
+    /// When the last round trips without a pause between them began, and their bytes.
+    last_trips: VecDeque<(u64, u64)>,
+    /// Whether all of them were limited by the send buffer.
+    is_limited: bool,
     /// Whether a loss has reduced the congestion window, which can be the same for long after that.
     has_lost: bool,
 }
 
-/// Round trips with the same bytes that show a buffer: a congestion window has grown by as many packets meanwhile.
-const SAME_ROUND_TRIPS: u32 = 12;
-/// Round trips count as the same if their bytes differ by less than this: two packets of Ethernet.
-const SAME_BYTES: u64 = 3000;
+/// Round trips that show a buffer. A congestion window has grown by half a packet in each of them, or more.
+const TRIPS: usize = 16;
+/// The mean bytes of the first and of the last [`ENDS`] of them differ by less than this: four packets of Ethernet.
+const GROWTH_BYTES: u64 = 4 * 1460;
+const ENDS: usize = 4;
 /// Bytes in a round trip from this part of the window on use it up: the rest is less than a packet, or on its way.
 const WINDOW_PERCENT: u64 = 75;
 /// More than this part of the window in one round trip shows that the round trip is longer than it seems.
@@ -38,13 +43,13 @@ const MAX_WINDOW_PERCENT: u64 = 125;
 
 impl Pace {
     /// Takes a packet with so many bytes at a time; `is_new` if they were not sent before. If a round trip has ended that a
-    /// buffer limited, returns the end of that buffer and the beginning of the round trip.
+    /// buffer may have limited, returns that buffer, the bytes, and since when.
     pub(super) fn send(
         &mut self,
         (bytes, now, is_new): (u64, u64, bool),
         window: Option<u32>,
         round_trip: u64,
-    ) -> Option<(Buffer, u64)> {
+    ) -> Option<(Buffer, u64, u64)> {
         let length = now.saturating_sub(self.since);
         let mut limit = None;
         self.has_lost |= !is_new;
@@ -53,7 +58,7 @@ impl Pace {
             if length <= 2 * round_trip {
                 limit = self.limit(round_trip);
             } else {
-                self.same = (0, 0, now);
+                self.forget();
             }
             (self.since, self.bytes, self.pause, self.window) = (now, 0, 0, None);
         } else if self.bytes > 0 {
@@ -68,31 +73,41 @@ impl Pace {
         limit
     }
 
-    /// Returns the buffer that has limited the round trip that ends, and since when.
-    fn limit(&mut self, round_trip: u64) -> Option<(Buffer, u64)> {
+    /// Returns the buffer that has limited the round trip that ends, the bytes, and since when.
+    fn limit(&mut self, round_trip: u64) -> Option<(Buffer, u64, u64)> {
         let window = self.window.map(u64::from).filter(|&window| window > 0);
         if let Some(window) = window {
             let percent = self.bytes.saturating_mul(100) / window;
             let leaves_no_packet = self.bytes.saturating_add(self.largest_packet) >= window;
             if (percent >= WINDOW_PERCENT || leaves_no_packet) && percent <= MAX_WINDOW_PERCENT {
-                return Some((Buffer::Receive, self.since));
+                return Some((Buffer::Receive, self.bytes, self.since));
             }
         }
-        let (before, count, first) = self.same;
-        let difference = self.bytes.abs_diff(before);
         // On a path that is full, packets follow each other without a pause.
-        let has_paused = self.pause >= round_trip / 4 && !self.has_lost;
-        let is_same = has_paused && difference <= SAME_BYTES;
-        self.same = if is_same {
-            (before, count.saturating_add(1), first)
-        } else {
-            (self.bytes, 0, self.since)
-        };
-        // All of them count when there are enough.
-        match self.same.1 {
-            SAME_ROUND_TRIPS => Some((Buffer::Send, self.same.2)),
-            count if count > SAME_ROUND_TRIPS => Some((Buffer::Send, self.since)),
-            _ => None,
+        if self.has_lost || self.pause < round_trip / 4 {
+            self.forget();
+            return None;
         }
+        self.last_trips.truncate(TRIPS - 1);
+        self.last_trips.push_front((self.since, self.bytes));
+        let all = || self.last_trips.iter().map(|&(_, bytes)| bytes);
+        let mean = |bytes: u64| bytes / ENDS as u64;
+        let newest = mean(all().take(ENDS).sum());
+        let oldest = mean(all().rev().take(ENDS).sum());
+        let [least, most] = [all().min(), all().max()].map(Option::unwrap_or_default);
+        let is_same = self.last_trips.len() == TRIPS
+            && newest.abs_diff(oldest) < GROWTH_BYTES
+            && most / 2 <= least;
+        // All of them count when there are enough.
+        let was_limited = std::mem::replace(&mut self.is_limited, is_same);
+        let first = self.last_trips.back().filter(|_| !was_limited);
+        let since = first.map_or(self.since, |&(since, _)| since);
+        is_same.then_some((Buffer::Send, most, since))
+    }
+
+    /// Forgets the last round trips.
+    fn forget(&mut self) {
+        self.last_trips.clear();
+        self.is_limited = false;
     }
 }

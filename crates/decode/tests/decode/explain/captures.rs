@@ -61,7 +61,7 @@ fn packets_that_are_cut_show_the_same_cause_or_none() {
 
 fn each_packet(name: &str, mut take: impl FnMut(&Packet<'_>)) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
-    let file = File::open(folder.join(name).with_extension("pcap.gz")).unwrap();
+    let file = File::open(folder.join(format!("{name}.pcap.gz"))).unwrap();
     let mut packets = Packets::new(GzDecoder::new(file)).unwrap();
     while let Some(packet) = packets.next_packet().unwrap() {
         take(&packet);
@@ -171,4 +171,88 @@ fn nothing_is_wrong_with_a_copy_that_fills_its_path() {
     }
     let lost = &explained("full-path-loss").connections[0].path;
     assert!(lost.sent_again >= 10, "{lost:?}");
+}
+
+/// The guests share processors with others, which are slow for them.
+const SLOW_GUESTS: [Cause; 4] = [
+    Cause::Think,
+    Cause::BusyServer,
+    Cause::BusyClient,
+    Cause::SlowServer,
+];
+
+/// The name of a case of `interop/causes`, the ends where it was captured, the induced cause if there is one, and other
+/// causes that are true.
+type Case = (
+    &'static str,
+    &'static [&'static str],
+    Option<Cause>,
+    &'static [Cause],
+);
+
+/// Captures between Linux kernels.
+const KERNELS: &[Case] = &[
+    ("think", BOTH, Some(Cause::Think), &[]),
+    ("think-read", &["server"], Some(Cause::Think), &[]),
+    (
+        "one-outstanding",
+        &["client"],
+        Some(Cause::OneOutstanding),
+        &SLOW_GUESTS,
+    ),
+    ("metadata", BOTH, Some(Cause::Metadata), &SLOW_GUESTS),
+    (
+        "threshold",
+        &["client"],
+        Some(Cause::Threshold),
+        &SLOW_GUESTS,
+    ),
+    ("signing", BOTH, Some(Cause::Signing), &SLOW_GUESTS),
+    ("delay", &["client"], Some(Cause::Delay), &[]),
+    ("delay-write", BOTH, Some(Cause::Delay), &[]),
+    ("delay-metadata", BOTH, Some(Cause::Delay), &[]),
+    ("loss", BOTH, Some(Cause::Loss), &[]),
+    ("loss-write", BOTH, Some(Cause::Loss), &[]),
+    // At the receiver nothing of a packet that never arrives is seen.
+    (
+        "mtu-black-hole",
+        &["server"],
+        Some(Cause::MtuBlackHole),
+        &[],
+    ),
+    (
+        "mtu-black-hole-write",
+        &["client"],
+        Some(Cause::MtuBlackHole),
+        &[],
+    ),
+    ("window-of-client", BOTH, Some(Cause::Window), &[]),
+    ("window-of-server", BOTH, Some(Cause::Window), &[]),
+    ("send-buffer-of-client", BOTH, Some(Cause::SendBuffer), &[]),
+    ("send-buffer-of-server", BOTH, Some(Cause::SendBuffer), &[]),
+    ("reconnects", &["client"], Some(Cause::Reconnects), &[]),
+    ("login", BOTH, Some(Cause::Login), &[Cause::Delay]),
+    // The first connection was not answered for 5 s, and has no data.
+    ("full-path", BOTH, None, &[Cause::Login]),
+    ("busy-server", &["client"], Some(Cause::BusyServer), &[]),
+];
+const BOTH: &[&str] = &["client", "server"];
+
+#[test]
+fn kernels_with_one_cause_each_show_it_or_none() {
+    for (name, ends, induced, others) in KERNELS {
+        for end in *ends {
+            let name = format!("kernel/{name}-{end}");
+            for length in [usize::MAX, 320, 256, 128] {
+                let explanation = explained_cut(&name, length);
+                let named = causes(&explanation);
+                let case = format!("{name} at {length}: {named:?} {:?}", explanation.unseen);
+                let first = named.first();
+                let is_true = |first| induced.as_ref() == Some(first) || others.contains(first);
+                assert!(first.is_none_or(is_true), "{case}");
+                let is_named = induced.is_none_or(|induced| named.contains(&induced));
+                assert!(length != usize::MAX || is_named, "{case}");
+            }
+        }
+    }
 }
