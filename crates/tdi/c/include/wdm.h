@@ -645,16 +645,7 @@ __attribute__((format(printf, 1, 2))) FORCEINLINE ULONG DbgPrint(IN PCSTR Format
 }
 #define KdPrint(arguments) DbgPrint arguments
 
-__attribute__((format(printf, 3, 4))) FORCEINLINE ULONG DbgPrintEx(IN ULONG ComponentId, IN ULONG Level,
-                                                                   IN PCSTR Format, ...) {
-  va_list arguments;
-  (void)ComponentId;
-  (void)Level;
-  va_start(arguments, Format);
-  vfprintf(stderr, Format, arguments);
-  va_end(arguments);
-  return STATUS_SUCCESS;
-}
+#define DbgPrintEx(ComponentId, Level, ...) DbgPrint(__VA_ARGS__)
 #define KdPrintEx(arguments) DbgPrintEx arguments
 #define DPFLTR_IHVDRIVER_ID 77
 #define DPFLTR_ERROR_LEVEL 0
