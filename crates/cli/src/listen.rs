@@ -115,7 +115,7 @@ enum Event {
 }
 
 /// Largest number of concurrent connections; further ones are closed immediately.
-const MAX_CONNECTIONS: usize = 128;
+const MAX_CONNECTIONS: usize = 64;
 /// Longest time that connections may take to end after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of messages being sent back before no more are received.
@@ -380,5 +380,18 @@ fn well_ended(error: ConnectionError) -> Result<(), String> {
     match error {
         ConnectionError::Closed | ConnectionError::ClosedHere => Ok(()),
         error => Err(transport::explain_end(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_limits_has_the_number_of_connections() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/limits.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let row = format!("| connections of `smbdirect listen` | {MAX_CONNECTIONS} |");
+        assert!(page.contains(&row), "{row}");
     }
 }
