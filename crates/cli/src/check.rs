@@ -13,11 +13,12 @@ use smbdirect_smb2::Tickets;
 
 use crate::{
     failure::{Kind, OfKind},
-    options::{Address, large_size, usage},
+    options::{large_size, usage},
     password::{Descriptor, password},
     pcap::Capture,
     report::{self, Report},
     signals::{self, Interruption},
+    smb::{Place, PlaceParser},
 };
 
 /// Find out whether SMB Direct works and is used, and if not, why
@@ -37,8 +38,8 @@ use crate::{
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Check {
     /// The server: HOST[:PORT] or //HOST/SHARE. A port is tried in addition to 445 and 5445
-    #[arg(value_name = "TARGET")]
-    target: Option<String>,
+    #[arg(value_name = "TARGET", value_parser = PlaceParser::OrAddress)]
+    target: Option<Place>,
 
     /// Log in as this user; DOMAIN\USER for a domain. The password is asked for, unless
     /// SMBDIRECT_PASSWORD is set
@@ -46,7 +47,7 @@ pub(crate) struct Check {
     user: Option<String>,
 
     /// Read the password from this file descriptor
-    #[arg(long, value_name = "N", requires = "user")]
+    #[arg(long, value_name = "N", conflicts_with = "kerberos")]
     password_fd: Option<Descriptor>,
 
     /// Log in by Kerberos, with the ticket of `kinit`
@@ -115,16 +116,22 @@ impl Check {
     /// Returns the exit status.
     pub(crate) async fn run(self) -> Result<u8> {
         let report = Report::new(self.json);
-        let mut target = self.target.as_deref().map(parse_target).transpose()?;
+        let mut target = self.target.as_ref().map(target);
+        let user = match &self.target {
+            Some(place) => place.user(self.user.as_deref(), self.kerberos)?,
+            None if self.user.is_some() => return Err(usage("--user needs a TARGET")),
+            None => None,
+        };
         if self.measure {
-            self.prepare_measurement(target.as_mut())?;
+            self.prepare_measurement(user, target.as_mut())?;
         }
-        if self.user.is_some() && target.is_none() {
-            return Err(usage("--user needs a TARGET"));
+        if user.is_none() && self.password_fd.is_some() {
+            return Err(usage("--password-fd needs --user"));
         }
-        if let (Some(target), Some(user)) = (&mut target, self.user) {
-            let asking = password(&user, self.password_fd.as_ref());
+        if let (Some(target), Some(user)) = (&mut target, user) {
+            let asking = password(user, self.password_fd.as_ref());
             let password = signals::unless_interrupted(asking).await?;
+            let user = user.to_owned();
             target.account = Some(Account::Password { user, password });
         }
         if let (Some(target), true) = (&mut target, self.kerberos) {
@@ -159,20 +166,20 @@ impl Check {
     }
 
     /// Checks what a measurement needs, and adds it to the target.
-    fn prepare_measurement(&self, target: Option<&mut Target>) -> Result<()> {
+    fn prepare_measurement(&self, user: Option<&str>, target: Option<&mut Target>) -> Result<()> {
         let target = target.filter(|target| target.share.is_some());
         let target = target.ok_or_else(|| usage("--measure needs //SERVER/SHARE"))?;
-        if self.user.is_none() && !self.kerberos {
+        if user.is_none() && !self.kerberos {
             return Err(usage("--measure needs --user or --kerberos"));
         }
         let size = self.size.unwrap_or(DEFAULT_SIZE);
         if size < MIN_SIZE {
             return Err(usage(format!("--size has to be at least {MIN_SIZE}")));
         }
-        let text = self.target.as_deref().unwrap_or_default();
+        let place = self.target.as_ref();
         target.measure = Some(Measure {
             size,
-            folder: folder(text),
+            folder: place.map(|place| place.path.clone()).unwrap_or_default(),
             read_only: self.read_only.clone(),
         });
         Ok(())
@@ -186,13 +193,18 @@ const DEFAULT_SIZE: u64 = 64 << 20;
 /// Bytes of the smallest request.
 const MIN_SIZE: u64 = 4096;
 
-/// Returns the folder within the share of a target.
-fn folder(target: &str) -> String {
-    let forward = target.replace('\\', "/");
-    let path = forward.strip_prefix("smb:").unwrap_or(&forward);
-    let mut parts = path.split('/').filter(|part| !part.is_empty()).skip(2);
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |folder, part| folder + "/" + part)
+/// Returns the server to examine, and its share.
+fn target(place: &Place) -> Target {
+    let Place { address, share, .. } = place;
+    Target {
+        host: address.host.clone(),
+        port: address.port,
+        share: (!share.is_empty()).then(|| share.clone()),
+        account: None,
+        measure: None,
+        iwarp_tap: None,
+        roce_tap: None,
+    }
 }
 
 fn status(diagnosis: &Diagnosis, is_measured: bool) -> u8 {
@@ -206,80 +218,5 @@ fn status(diagnosis: &Diagnosis, is_measured: bool) -> u8 {
         Outcome::Works => 0,
         Outcome::DoesNot => 1,
         Outcome::Unknown => 2,
-    }
-}
-
-fn parse_target(text: &str) -> Result<Target> {
-    let forward = text.replace('\\', "/");
-    let path = forward
-        .strip_prefix("smb://")
-        .or_else(|| forward.strip_prefix("//"));
-    let (server, share) = match path {
-        None => (text, None),
-        Some(path) => match path.split_once('/') {
-            None => (path, None),
-            // Only a measurement uses the folder within the share.
-            Some((server, rest)) => (server, rest.split('/').next()),
-        },
-    };
-    let address: Address = server
-        .parse()
-        .map_err(|error| usage(format!("`{text}`: {error}, or //HOST/SHARE")))?;
-    if address.host.is_empty() || address.port == Some(0) {
-        return Err(usage(format!("`{text}` names no server")));
-    }
-    Ok(Target {
-        host: address.host,
-        port: address.port,
-        share: share.filter(|share| !share.is_empty()).map(str::to_owned),
-        account: None,
-        measure: None,
-        iwarp_tap: None,
-        roce_tap: None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_measurement_uses_the_folder_of_its_target() {
-        for (text, expected) in [
-            ("//server/share", ""),
-            ("//server/share/", ""),
-            (r"\\server\share\folder", "folder"),
-            ("smb://server:4455/share/folder//other/", "folder/other"),
-        ] {
-            assert_eq!(folder(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn targets_in_all_their_forms() {
-        for (text, host, port, share) in [
-            ("server", "server", None, None),
-            ("server:4455", "server", Some(4455), None),
-            ("//server/share", "server", None, Some("share")),
-            (r"\\server\share\folder", "server", None, Some("share")),
-            ("smb://server/share", "server", None, Some("share")),
-            ("//[::1]:5445/share", "::1", Some(5445), Some("share")),
-            ("//server/", "server", None, None),
-        ] {
-            let target = parse_target(text).unwrap();
-            let found = (&*target.host, target.port, target.share.as_deref());
-            assert_eq!(found, (host, port, share), "{text}");
-        }
-        for text in [
-            "",
-            "//",
-            "///share",
-            ":445",
-            "server/share",
-            "server:0",
-            "a b",
-        ] {
-            assert!(parse_target(text).is_err(), "{text}");
-        }
     }
 }

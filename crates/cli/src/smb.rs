@@ -15,4 +15,5 @@ mod session;
 
 pub(crate) use get::Get;
 pub(crate) use list::List;
+pub(crate) use place::{Place, PlaceParser};
 pub(crate) use put::Put;

@@ -28,7 +28,7 @@ use smbdirect_smb::file_information::DirectoryEntry;
 use crate::{
     error::Error,
     file::File,
-    share::{NON_DIRECTORY_FILE, Share},
+    share::{Create, NON_DIRECTORY_FILE, Share},
     tree::Requests,
 };
 
@@ -196,25 +196,28 @@ impl Share {
         self.open_path(path, NON_DIRECTORY_FILE).await
     }
 
-    /// Finds the one file or directory that is shown as `path`, with U+FFFD in place of units that are not well
-    /// formed, and returns its path in UTF-16 units and its entry. It lists each directory in which such a name is.
+    /// Finds the one file or directory that is shown as `path`, and returns its path in UTF-16 units and its entry. It
+    /// lists each directory with a name that is shown in another form than it has: with U+FFFD in place of units that
+    /// are not well formed, or with characters for which a path has private ones, as a space or a dot at its end.
     ///
     /// # Errors
-    /// [`Error::Ambiguous`] if several names are shown alike, STATUS_OBJECT_NAME_NOT_FOUND if none is. The server
-    /// refuses it or does not answer, or the connection ends.
+    /// [`Error::Ambiguous`] if several names are shown alike, STATUS_OBJECT_NAME_NOT_FOUND if none is, or if no name of
+    /// the path can have another form. The server refuses it or does not answer, or the connection ends.
     pub async fn find(&self, path: &str) -> Result<(Vec<u16>, Entry), Error> {
         let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
         let mut found = Vec::new();
+        let mut has_listed = false;
         while let Some(part) = parts.next() {
             let is_last = parts.peek().is_none();
             let directory = found.clone();
             if !found.is_empty() {
                 found.push(u16::from(b'\\'));
             }
-            if !is_last && !part.contains(char::REPLACEMENT_CHARACTER) {
+            if is_exact(part) && !(is_last && has_listed) {
                 found.extend(units(part));
                 continue;
             }
+            has_listed = true;
             let entry = self.find_in(&directory, part).await?;
             found.extend(entry.name.units());
             if is_last {
@@ -260,6 +263,12 @@ struct ExactCreate {
     name: Vec<u16>,
 }
 
+impl Create for ExactCreate {
+    fn name(&self) -> &str {
+        &self.request.name
+    }
+}
+
 impl Pack for ExactCreate {
     fn pack(&self, cursor: &mut WriteCursor) {
         let start = cursor.position() + CREATE_NAME;
@@ -268,6 +277,11 @@ impl Pack for ExactCreate {
             cursor.set_u16_le_at(start + 2 * index, *unit);
         }
     }
+}
+
+/// Returns whether only the name of these characters is shown as `name`.
+fn is_exact(name: &str) -> bool {
+    !name.contains(char::REPLACEMENT_CHARACTER) && smb2::encode_name(name) == name
 }
 
 /// Returns the UTF-16 units of a path, with `\` between its parts.

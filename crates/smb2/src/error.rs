@@ -41,6 +41,12 @@ pub enum Error {
     /// anonymous, or the dialect is older than SMB 3.0.
     #[error("it asks for encryption, and this session has no key")]
     NoKey,
+    /// The path is below a link of DFS, which leads to another place.
+    #[error("it is behind a DFS link, which leads to {}", .0.as_deref().unwrap_or("a place that the server does not name"))]
+    DfsLink(
+        /// `//SERVER/SHARE/PATH`, if the server names it.
+        Option<String>,
+    ),
     /// `Display` shows several names of a directory as this name.
     #[error("several names are shown as `{0}`")]
     Ambiguous(String),

@@ -96,6 +96,7 @@ impl Tickets {
         if let Ok(address) = server.parse() {
             return Err(KerberosError::Address { address });
         }
+        let server = &in_realm(server);
         let realm = &self.cache.default_principal.realm;
         let now = SystemTime::now();
         let own = self.find(now, |name| is_name(name, SERVICE, server));
@@ -111,7 +112,7 @@ impl Tickets {
         };
         // The crate looks for it by this name. A server in another realm has another one.
         ticket.server.realm.clone_from(realm);
-        ticket.server.components = vec![SERVICE.into(), server.into()];
+        ticket.server.components = vec![SERVICE.into(), server.clone()];
         let mut tickets = self.clone();
         tickets.cache.credentials = vec![ticket];
         Ok(tickets)
@@ -202,8 +203,9 @@ impl Tickets {
             realm: realm.clone(),
             kdc_address: String::new(),
         };
+        let server = in_realm(server);
         let session =
-            Session::setup_kerberos_from_ccache(smb, &credentials, server, &tickets.cache);
+            Session::setup_kerberos_from_ccache(smb, &credentials, &server, &tickets.cache);
         session.await.map_err(Into::into)
     }
 
@@ -257,6 +259,13 @@ impl Tickets {
 
 /// Difference between clocks that Kerberos permits.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
+
+/// Returns the name of a server as MIT Kerberos asks for it: in small letters, without the dot at the end of a full name
+/// of DNS.
+fn in_realm(server: &str) -> String {
+    let server = server.strip_suffix('.').unwrap_or(server);
+    server.to_ascii_lowercase()
+}
 
 /// Returns whether a principal is that of a service on a host, or of a realm.
 fn is_name(principal: &CcachePrincipal, service: &str, host: &str) -> bool {

@@ -6,6 +6,7 @@ pub mod requests;
 mod account;
 mod client;
 mod credits;
+mod dfs;
 mod directory;
 mod error;
 mod file;

@@ -13,6 +13,7 @@ use smb2::{
 };
 
 use crate::{
+    dfs,
     error::Error,
     file::File,
     requests::{self, disposition},
@@ -193,9 +194,10 @@ impl Share {
     /// Opens a file, which is closed if the future is dropped.
     pub(crate) async fn open_with(
         &self,
-        create: impl Pack + 'static,
+        create: impl Create,
     ) -> Result<(File, CreateResponse), Error> {
         let requests = self.requests.clone();
+        let name = create.name().to_owned();
         let opening = async {
             let turn = requests.turn(1).await;
             let requests = requests.for_task();
@@ -205,13 +207,26 @@ impl Share {
             })
             .await
         };
-        requests.within_limit(opening).await
+        let opened = requests.within_limit(opening).await;
+        self.with_target(&name, opened).await
+    }
+
+    /// Names the place where a link of DFS leads, if that is why a CREATE of `name` failed.
+    async fn with_target<T>(&self, name: &str, opened: Result<T, Error>) -> Result<T, Error> {
+        let Err(Error::Status { status, .. }) = &opened else {
+            return opened;
+        };
+        if *status != NtStatus::PATH_NOT_COVERED {
+            return opened;
+        }
+        Err(Error::DfsLink(dfs::target(&self.requests, name).await))
     }
 
     /// Opens a file, and marks it temporary in the same message, if the server takes that.
     async fn open_temporary(&self, create: CreateRequest) -> Result<File, Error> {
         const COMMAND: Command = Command::SetInfo;
         let requests = self.requests.clone();
+        let name = create.name.clone();
         let opening = async {
             let turn = requests.turn(2 * BYTES_PER_CREDIT).await;
             let requests = requests.for_task();
@@ -234,7 +249,8 @@ impl Share {
             })
             .await
         };
-        requests.within_limit(opening).await
+        let opened = requests.within_limit(opening).await;
+        self.with_target(&name, opened).await
     }
 
     /// Returns the tree of the crate smb2, for everything that this package does not do.
@@ -261,6 +277,18 @@ impl Share {
         } else {
             path
         }
+    }
+}
+
+/// A CREATE request.
+pub(crate) trait Create: Pack + 'static {
+    /// Returns the name that it opens.
+    fn name(&self) -> &str;
+}
+
+impl Create for CreateRequest {
+    fn name(&self) -> &str {
+        &self.name
     }
 }
 

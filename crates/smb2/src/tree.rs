@@ -160,6 +160,10 @@ impl Requests {
         &self.inner.tree
     }
 
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.inner.transport
+    }
+
     /// Returns a handle on the connection of the crate smb2.
     pub(crate) fn smb2(&self) -> connection::Connection {
         self.inner.smb.clone()

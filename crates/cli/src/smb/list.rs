@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    place::Place,
+    place::{Place, PlaceParser},
     session::{Session, SmbOptions, explain, is_missing},
 };
 
@@ -31,7 +31,7 @@ use super::{
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct List {
     /// The server, folder or file: //SERVER[:PORT][/SHARE[/PATH]]
-    #[arg(value_name = "PLACE", value_parser = Place::server_or_place)]
+    #[arg(value_name = "PLACE", value_parser = PlaceParser::OrServer)]
     place: Place,
 
     #[command(flatten)]
@@ -131,8 +131,12 @@ impl List {
                 line.print(report, &TimeZone::system());
                 Ok(())
             }
-            Err(error) if is_missing(&error, &place.path) => {
-                let (path, entry) = share.find(&place.path).await.map_err(fail)?;
+            Err(error) if is_missing(&error) => {
+                let found = share.find(&place.path).await;
+                let (path, entry) = match found {
+                    Err(other) if is_missing(&other) => return Err(fail(error)),
+                    found => found.map_err(fail)?,
+                };
                 if entry.attributes.is_directory() {
                     let listing = share.list_exact(&path).await.map_err(fail)?;
                     return self.print(listing, report).await;

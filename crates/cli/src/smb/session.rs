@@ -5,7 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
-use smb2::{ErrorKind, types::status::NtStatus};
+use smb2::{
+    ErrorKind,
+    types::{Command, status::NtStatus},
+};
 use smbdirect::Connection;
 use smbdirect_smb2::{
     Account, Client, Error, File, OpenMode, Share, ShareEntry, Tickets, Transfer,
@@ -13,7 +16,7 @@ use smbdirect_smb2::{
 
 use crate::{
     failure::{Kind, OfKind, of_kind},
-    options::{CommonOptions, ConnectOptions, seconds, usage},
+    options::{Address, CommonOptions, ConnectOptions, seconds, usage},
     password::{Descriptor, password},
     pcap::Capture,
     report::{NegotiatedReport, Report},
@@ -31,7 +34,7 @@ pub(crate) struct SmbOptions {
     user: Option<String>,
 
     /// Read the password from this file descriptor
-    #[arg(long, value_name = "N", requires = "user")]
+    #[arg(long, value_name = "N", conflicts_with = "kerberos")]
     password_fd: Option<Descriptor>,
 
     /// Log in by Kerberos, with the ticket of `kinit`
@@ -122,7 +125,7 @@ impl SmbOptions {
 
     /// Connects and logs in.
     async fn log_in(&self, place: &Place) -> Result<LoggedIn> {
-        let login = self.login().await?;
+        let login = self.login(place).await?;
         let config = self.common.config(Some(&self.connect), None)?;
         let (rdma, capture) =
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
@@ -145,12 +148,13 @@ impl SmbOptions {
     }
 
     /// Returns what to log in with.
-    async fn login(&self) -> Result<Login> {
+    async fn login(&self, place: &Place) -> Result<Login> {
+        let user = place.user(self.user.as_deref(), self.kerberos)?;
         if self.kerberos {
             let tickets = Tickets::load().of_kind(Kind::Login)?;
             return Ok(Login::Tickets(tickets));
         }
-        Ok(Login::Account(self.account().await?))
+        Ok(Login::Account(self.account(user).await?))
     }
 
     /// Returns how to log in as another user.
@@ -162,13 +166,16 @@ impl SmbOptions {
         }
     }
 
-    async fn account(&self) -> Result<Account> {
-        let Some(user) = &self.user else {
-            return Ok(Account::default());
+    async fn account(&self, user: Option<&str>) -> Result<Account> {
+        let Some(user) = user else {
+            return match self.password_fd {
+                None => Ok(Account::default()),
+                Some(_) => Err(usage("--password-fd needs --user")),
+            };
         };
         let (domain, name) = user.split_once('\\').unwrap_or(("", user));
         if name.is_empty() {
-            return Err(usage("--user has no name"));
+            return Err(usage("the user has no name"));
         }
         let mut account = Account::default();
         account.user = name.into();
@@ -229,6 +236,9 @@ impl Login {
     /// Explains why the login failed, and what to try.
     fn explain(&self, error: Error, place: &Place) -> anyhow::Error {
         let address = &place.address;
+        if let Some(explained) = explain_start(&error, address) {
+            return explained;
+        }
         match (self, error) {
             (_, Error::Kerberos(error)) => anyhow!("no login by Kerberos: {error}"),
             (Self::Account(account), error) => explain_login(error, place, account),
@@ -264,11 +274,11 @@ impl Session {
     /// Opens the file of `place` to read it.
     pub(super) async fn open(&self, place: &Place) -> Result<File> {
         let opened = match self.share.open(&place.path, OpenMode::Read).await {
-            Err(error) if is_missing(&error, &place.path) => {
-                let found = self.share.find(&place.path).await;
-                let (path, _) = found.map_err(|error| explain(error, place))?;
-                self.share.open_exact(&path).await
-            }
+            Err(error) if is_missing(&error) => match self.share.find(&place.path).await {
+                Ok((path, _)) => self.share.open_exact(&path).await,
+                Err(other) if is_missing(&other) => Err(error),
+                Err(other) => Err(other),
+            },
             opened => opened,
         };
         opened.map_err(|error| explain(error, place))
@@ -304,9 +314,61 @@ const NAME_TOO_LONG: NtStatus = NtStatus(0xc000_0106);
 /// The reason why the server refuses a guest but not other users.
 const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt";
 
+/// STATUS_NTLM_BLOCKED.
+const NTLM_BLOCKED: NtStatus = NtStatus(0xc000_0418);
+
+/// Statuses of a server that takes no more sessions or connections: STATUS_INSUFFICIENT_RESOURCES,
+/// STATUS_TOO_MANY_SESSIONS, STATUS_REQUEST_NOT_ACCEPTED, STATUS_INSUFF_SERVER_RESOURCES and
+/// STATUS_CONNECTION_COUNT_LIMIT.
+const FULL: [u32; 5] = [
+    0xc000_009a,
+    0xc000_00ce,
+    0xc000_00d0,
+    0xc000_0205,
+    0xc000_0246,
+];
+
+/// Returns the explanation of an error that is none of a login, a share or a path.
+fn explain_any(error: &Error, about: &str) -> Option<anyhow::Error> {
+    Some(match error {
+        Error::Connection(cause) => anyhow!("{about}: {}", transport::explain_end(cause)),
+        Error::NoAnswer(_) => anyhow!("{about}: {error}; {CURE_FOR_NO_ANSWER}"),
+        Error::Status { status, .. } if FULL.contains(&status.0) => anyhow!(
+            "{about}: the server has as many clients as it takes ({error}); try again later, or raise its limit \
+             (Samba: `max connections`)"
+        ),
+        _ => return None,
+    })
+}
+
+/// Returns the explanation of an error that comes before the login, or that does not concern the user.
+fn explain_start(error: &Error, address: &Address) -> Option<anyhow::Error> {
+    match error {
+        Error::Status {
+            command: Command::Negotiate,
+            ..
+        } => Some(anyhow!(
+            "{address} has no way of SMB in common with this client ({error}); allow SMB 2.0.2 or later there, and with \
+             SMB 3.1.1 signing by AES-CMAC or AES-GMAC, not by HMAC-SHA256 alone"
+        )),
+        Error::Connection(cause) => {
+            let end = transport::explain_end(cause);
+            Some(anyhow!(
+                "{address} speaks SMB Direct, but the login failed: {end}"
+            ))
+        }
+        _ => explain_any(error, &address.to_string()),
+    }
+}
+
 fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
     let (address, user) = (&place.address, &account.user);
     let status = error.status();
+    if status == Some(NTLM_BLOCKED) {
+        return anyhow!(
+            "{address} takes no passwords: NTLM is off there ({error}); log in with --kerberos"
+        );
+    }
     let is_guest = user.is_empty() || user.eq_ignore_ascii_case("guest");
     if status == Some(NtStatus::ACCESS_DENIED) && is_guest {
         return anyhow!(
@@ -333,11 +395,6 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
             "{address} lets {user} in as a guest only; check the user and the password, or give \
              --user Guest"
         ),
-        Error::Connection(cause) => anyhow!(
-            "{address} speaks SMB Direct, but the login failed: {}",
-            transport::explain_end(&cause)
-        ),
-        error @ Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
         error => anyhow!("{address} refuses the login of `{user}`: {error}"),
     }
 }
@@ -346,6 +403,9 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
 /// to log in as another one.
 fn explain_share(error: Error, place: &Place, other: &str, can_encrypt: bool) -> anyhow::Error {
     let Place { address, share, .. } = place;
+    if let Some(explained) = explain_any(&error, &format!("{address}, share `{share}`")) {
+        return explained;
+    }
     match (error.status(), &error) {
         (Some(NtStatus::BAD_NETWORK_NAME), _) => {
             anyhow!("{address} has no share `{share}`; check its name")
@@ -360,13 +420,6 @@ fn explain_share(error: Error, place: &Place, other: &str, can_encrypt: bool) ->
         (_, Error::NoKey) => {
             anyhow!("the share `{share}` of {address} asks for encryption: {NO_GUESTS}; {other}")
         }
-        (_, Error::Connection(cause)) => {
-            anyhow!(
-                "{address}, share `{share}`: {}",
-                transport::explain_end(cause)
-            )
-        }
-        (_, Error::NoAnswer(_)) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
         (None, _) => anyhow!("{address}, share `{share}`: {error}"),
         _ => anyhow!("{address} refuses the share `{share}`: {error}"),
     }
@@ -374,22 +427,23 @@ fn explain_share(error: Error, place: &Place, other: &str, can_encrypt: bool) ->
 
 fn explain_list(error: Error, place: &Place, other: &str) -> anyhow::Error {
     let address = &place.address;
-    match error {
-        Error::Connection(cause) => anyhow!("{address}: {}", transport::explain_end(&cause)),
-        error @ Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
-        error => anyhow!(
+    explain_any(&error, &address.to_string()).unwrap_or_else(|| {
+        anyhow!(
             "{address} does not list its shares to this user ({error}); {other}, or name the share"
-        ),
-    }
+        )
+    })
 }
 
-/// Returns whether no file has this name, and the U+FFFD in it may stand for a unit that is not well-formed UTF-16.
-pub(super) fn is_missing(error: &Error, path: &str) -> bool {
-    let is_missing = matches!(
+/// Returns whether no file has this name, or none can have it.
+pub(super) fn is_missing(error: &Error) -> bool {
+    matches!(
         error.status(),
-        Some(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::OBJECT_PATH_NOT_FOUND)
-    );
-    is_missing && path.contains(char::REPLACEMENT_CHARACTER)
+        Some(
+            NtStatus::OBJECT_NAME_NOT_FOUND
+                | NtStatus::OBJECT_PATH_NOT_FOUND
+                | NtStatus::OBJECT_NAME_INVALID
+        )
+    )
 }
 
 /// Explains why an operation on `place` failed, and what to try.
@@ -399,6 +453,9 @@ pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
 }
 
 fn explain_path(error: Error, place: &Place) -> anyhow::Error {
+    if let Some(explained) = explain_any(&error, &place.to_string()) {
+        return explained;
+    }
     let cause = match error.status() {
         Some(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => {
             "it does not exist; see `smbdirect ls`"
@@ -433,16 +490,64 @@ fn explain_path(error: Error, place: &Place) -> anyhow::Error {
         Some(MEDIA_WRITE_PROTECTED) => "the share is read-only; choose another one",
         _ => {
             return match error {
-                Error::Connection(cause) => {
-                    anyhow!("{place}: {}", transport::explain_end(&cause))
-                }
-                Error::NoAnswer(_) => anyhow!("{place}: {error}; {CURE_FOR_NO_ANSWER}"),
                 Error::Ambiguous(_) => {
                     anyhow!("{place}: {error}; rename one of them on the server")
                 }
+                Error::DfsLink(_) => anyhow!("{place}: {error}; name that place"),
                 error => anyhow!("{place}: {error}"),
             };
         }
     };
     anyhow!("{place}: {cause}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::smb::PlaceParser;
+
+    fn status(command: Command, status: u32) -> Error {
+        let status = NtStatus(status);
+        Error::Status { command, status }
+    }
+
+    #[test]
+    fn a_full_server_is_not_the_fault_of_the_user() {
+        let place = PlaceParser::InShare.read("//server/share/file").unwrap();
+        let login = Login::Account(Account::default());
+        for code in FULL {
+            for explained in [
+                login.explain(status(Command::SessionSetup, code), &place),
+                explain_share(status(Command::TreeConnect, code), &place, "", true),
+                explain_list(status(Command::TreeConnect, code), &place, ""),
+                explain_path(status(Command::Create, code), &place),
+            ] {
+                let text = explained.to_string();
+                assert!(text.contains("as many clients as it takes"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_login_that_cannot_be_is_explained() {
+        let place = PlaceParser::InShare.read("//server/share").unwrap();
+        let login = Login::Account(Account::default());
+        for (error, says) in [
+            (
+                status(Command::SessionSetup, 0xc000_0418),
+                "log in with --kerberos",
+            ),
+            (
+                status(Command::Negotiate, 0xc000_000d),
+                "not by HMAC-SHA256 alone",
+            ),
+            (
+                status(Command::SessionSetup, 0xc000_0022),
+                "give --user USER",
+            ),
+        ] {
+            let text = login.explain(error, &place).to_string();
+            assert!(text.contains(says), "{text}");
+        }
+    }
 }

@@ -79,7 +79,10 @@ fn passwords_come_from_anywhere_but_the_command_line() {
     run(&["check", "--user", "me"]).failed(2, "--user needs a TARGET");
     let done = run(&["check", "127.0.0.1", "--user", "me", "--password-fd", "77"]);
     done.failed(2, "'--password-fd <N>'");
-    run(&["check", "server/share"]).failed(2, "//HOST/SHARE");
+    run(&["check", "server/share"]).failed(2, "//SERVER[:PORT]/SHARE");
+    let url = run(&["check", "smb://me:hidden@server/share"]);
+    url.failed(2, "a URL with a password is refused");
+    assert!(!url.stderr.contains("hidden"), "{url:?}");
 }
 
 /// `interop/check` logs in with passwords from each source.

@@ -23,6 +23,8 @@ mod pages;
 #[cfg(target_os = "linux")]
 mod password;
 mod ping;
+#[cfg(target_os = "linux")]
+mod places;
 mod roce;
 #[cfg(target_os = "linux")]
 mod segments;

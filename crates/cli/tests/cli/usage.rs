@@ -185,8 +185,17 @@ fn usage_errors_have_status_2() {
         ),
         (
             &["ls", "//server/share", "--password-fd", "0"],
-            "--user <USER>",
+            "--password-fd needs --user",
         ),
+        (
+            &["get", "smb://me:hidden@server/share/f"],
+            "a URL with a password is refused",
+        ),
+        (
+            &["ls", "smb://me@server/share", "--user", "you"],
+            "the URL has a user",
+        ),
+        (&["ls", "smb://me@server/share", "-k"], "the URL has a user"),
         (
             &["ls", "//server/share", "--transport", "loopback"],
             "stays within one process",

@@ -98,7 +98,7 @@ impl Relations {
         let bytes = fs::read(file).map_err(|error| fault(Why::Unread(error)))?;
         let text = String::from_utf8_lossy(&bytes);
         let mut at = Place::default();
-        for (index, line) in text.split('\n').enumerate() {
+        for (index, line) in text.split_terminator('\n').enumerate() {
             let line = line.trim_end_matches('\r');
             if let Some(file) = directive(line, "include") {
                 self.read_file(file, depth)?;
@@ -330,6 +330,9 @@ mod tests {
             let text = format!("text\n[realms]\nR = {{\n{lines}\n}}\n");
             assert_eq!(files.kdcs(&[&text]).unwrap(), expected, "{lines}");
         }
+        // The last line ends with the file.
+        let cut = ["[realms]\nR = {\nkdc = a\nx =\n"];
+        assert_eq!(files.kdcs(&cut).unwrap(), ["a"]);
         assert!(files.kdcs(&["R = {\nkdc = a\n}\n"]).unwrap().is_empty());
         assert!(
             files

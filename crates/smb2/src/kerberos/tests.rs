@@ -173,7 +173,8 @@ async fn a_ticket_for_the_server_is_enough() {
             [1],
             "the one that can be used longest"
         );
-        // It is found again.
+        // It is found again, also by other forms of the name.
+        assert!(tickets.for_server("NAS.Example.org.").await.is_ok());
         assert!(tickets.for_server(SERVER).await.is_ok());
     }
 }
