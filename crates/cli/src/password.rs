@@ -25,7 +25,8 @@ pub(crate) use system::Descriptor;
 pub(crate) async fn password(user: &str, descriptor: Option<&Descriptor>) -> Result<String> {
     if let Some(descriptor) = descriptor {
         let source = format!("--password-fd {descriptor}");
-        let line = descriptor.line().with_context(|| source.clone())?;
+        let line = descriptor.line().await;
+        let line = line.with_context(|| source.clone())?;
         return in_utf8(line, &source);
     }
     match env::var(VARIABLE) {
@@ -132,9 +133,22 @@ mod system {
 
     impl Descriptor {
         /// Reads a line, from where the descriptor stands.
-        pub(super) fn line(&self) -> Result<Vec<u8>> {
-            read_line(|| next_byte(&self.copy))
+        pub(super) async fn line(&self) -> Result<Vec<u8>> {
+            let copy = self.copy.clone();
+            line_in_thread(move || next_byte(&copy)).await
         }
+    }
+
+    /// Reads a line in a thread, which the end of the process ends, so that the future can be dropped.
+    async fn line_in_thread(
+        next: impl FnMut() -> io::Result<Option<u8>> + Send + 'static,
+    ) -> Result<Vec<u8>> {
+        let (answer, answered) = oneshot::channel();
+        thread::spawn(move || {
+            // An error means that nobody waits any more.
+            let _ = answer.send(read_line(next));
+        });
+        answered.await.context("no thread reads it")?
     }
 
     /// Copies a descriptor. Only unsafe code can take one by its number; the kernel copies one that a process sends to
@@ -179,21 +193,15 @@ mod system {
         }
     }
 
-    /// Asks at the terminal of the process, which need not be its standard input. A thread reads, which the end of
-    /// the process ends.
+    /// Asks at the terminal of the process, which need not be its standard input.
     pub(super) async fn ask(prompt: &str) -> Result<Vec<u8>> {
         let opened = File::options().read(true).write(true).open("/dev/tty");
         let mut terminal = opened.map_err(no_terminal)?;
         let silent = Silent::new(terminal.try_clone()?)?;
         terminal.write_all(prompt.as_bytes())?;
-        let (answer, answered) = oneshot::channel();
-        thread::spawn(move || {
-            // An error means that nobody waits any more.
-            let _ = answer.send(read_line(|| next_byte(&terminal)));
-        });
-        let typed = answered.await;
+        let typed = line_in_thread(move || next_byte(&terminal)).await;
         drop(silent);
-        typed.context("the terminal is not read")?
+        typed
     }
 
     /// A terminal that does not show what is typed, until this value is dropped.
@@ -253,7 +261,8 @@ mod system {
     }
 
     impl Descriptor {
-        pub(super) fn line(&self) -> Result<Vec<u8>> {
+        #[allow(clippy::unused_async, reason = "as on Unix")]
+        pub(super) async fn line(&self) -> Result<Vec<u8>> {
             match *self {}
         }
     }

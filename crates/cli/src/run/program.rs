@@ -71,7 +71,7 @@ pub(super) fn check(name: &OsStr, library: &Path) -> Result<()> {
         return Ok(());
     }
     let ended = listed.status.to_string();
-    let reason = refusal.unwrap_or(&ended);
+    let reason = refusal.or_else(|| reasons.lines().next()).unwrap_or(&ended);
     let linker_path = linker.display();
     let failed = format!("{linker_path} does not load {path} into {shown}: {reason}");
     let name = linker.file_name().unwrap_or_default();

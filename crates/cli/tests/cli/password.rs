@@ -13,7 +13,7 @@ use rustix::{
     termios::{LocalModes, tcgetattr},
 };
 
-use crate::support::{PROGRAM, Running};
+use crate::support::{PROGRAM, Running, eventually};
 
 /// The rest of a command line whose login needs a password, at a port where nothing listens.
 const LOGIN: &str = "ls //127.0.0.1:1/share --user me";
@@ -64,6 +64,22 @@ fn a_descriptor_can_be_a_socket_or_a_pipe() {
         "$smbdirect {LOGIN} --password-fd 5 5< <(echo secret)"
     ));
     assert!(printed.contains(HAS_PASSWORD), "{printed}");
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_descriptor() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(LOGIN.split(' ')).args(["--password-fd", "0"]);
+    command.stdin(reader.try_clone().unwrap());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    writer.write_all(b"sec").unwrap();
+    let waiting = Running::new(command);
+    eventually("it reads what is there", || {
+        rustix::io::ioctl_fionread(&reader).unwrap() == 0
+    });
+    waiting.signal("TERM");
+    waiting.finish().failed(1, "interrupted");
 }
 
 #[test]
