@@ -169,17 +169,61 @@ impl Tickets {
         }
     }
 
-    /// Asks a KDC for the ticket of a server.
+    /// Asks the KDCs for the ticket of a server, until one answers.
     async fn fetch(
         &self,
         granting: &CcacheCredential,
         server: &str,
     ) -> Result<CcacheCredential, KerberosError> {
         let realm = &self.cache.default_principal.realm;
-        let (address, stream) = self.kdc(realm).await?;
         let request = exchange::Request::new(granting, server);
-        let ticket = ask(&request, stream, KDC_ANSWER_TIMEOUT).await;
-        ticket.map_err(|why| explain(why, realm, address, server))
+        // Domain controllers have the name of their domain, too.
+        let name = realm.to_ascii_lowercase();
+        let mut hosts = self.config.kdcs(realm);
+        let is_configured = !hosts.is_empty();
+        if !is_configured {
+            hosts.push(Kdc::new(&name));
+        }
+        let (mut tried, mut unknown) = (Vec::new(), Vec::new());
+        for Kdc { entry, address } in &hosts {
+            let Some(address) = *address else {
+                unknown.push(format!("`{entry}` is not HOST[:PORT]"));
+                continue;
+            };
+            let addresses = match lookup_host(address).await {
+                Ok(addresses) => addresses,
+                Err(error) => {
+                    unknown.push(format!("`{entry}` has no address ({error})"));
+                    continue;
+                }
+            };
+            for address in addresses {
+                match ask(&request, address, KDC_ANSWER_TIMEOUT).await {
+                    Ok(ticket) => return Ok(ticket),
+                    Err(NoTicket::Refused(code, text)) => {
+                        return Err(explain(code, &text, realm, server));
+                    }
+                    Err(NoTicket::Answer(why)) => tried.push(format!("{address} ({why})")),
+                }
+            }
+        }
+        let realm = realm.clone();
+        if !tried.is_empty() {
+            tried.extend(unknown);
+            let tried = tried.join(", ");
+            return Err(KerberosError::SilentKdc { realm, tried });
+        }
+        let files = self.config.files();
+        Err(if is_configured {
+            let names = unknown.join(", ");
+            KerberosError::KdcName {
+                realm,
+                files,
+                names,
+            }
+        } else {
+            KerberosError::UnknownKdc { realm, files, name }
+        })
     }
 
     /// Logs in to `server` over a connection that has negotiated. It asks the KDC if these tickets are not those of
@@ -208,53 +252,6 @@ impl Tickets {
             Session::setup_kerberos_from_ccache(smb, &credentials, &server, &tickets.cache);
         session.await.map_err(Into::into)
     }
-
-    /// Returns a connection to the first KDC that accepts one, and its address.
-    async fn kdc(&self, realm: &str) -> Result<(SocketAddr, TcpStream), KerberosError> {
-        // Domain controllers have the name of their domain, too.
-        let name = realm.to_ascii_lowercase();
-        let mut hosts = self.config.kdcs(realm);
-        let is_configured = !hosts.is_empty();
-        if !is_configured {
-            hosts.push(Kdc::new(&name));
-        }
-        let (mut tried, mut unknown) = (Vec::new(), Vec::new());
-        for Kdc { entry, address } in &hosts {
-            let Some(address) = *address else {
-                unknown.push(format!("`{entry}` is not HOST[:PORT]"));
-                continue;
-            };
-            match lookup_host(address).await {
-                Err(error) => unknown.push(format!("`{entry}` has no address ({error})")),
-                Ok(addresses) => {
-                    for address in addresses {
-                        let connecting = timeout(KDC_TIMEOUT, TcpStream::connect(address));
-                        if let Ok(Ok(stream)) = connecting.await {
-                            return Ok((address, stream));
-                        }
-                        tried.push(address.to_string());
-                    }
-                }
-            }
-        }
-        let realm = realm.to_owned();
-        if !tried.is_empty() {
-            tried.extend(unknown);
-            let tried = tried.join(", ");
-            return Err(KerberosError::SilentKdc { realm, tried });
-        }
-        let files = self.config.files();
-        Err(if is_configured {
-            let names = unknown.join(", ");
-            KerberosError::KdcName {
-                realm,
-                files,
-                names,
-            }
-        } else {
-            KerberosError::UnknownKdc { realm, files, name }
-        })
-    }
 }
 
 /// Difference between clocks that Kerberos permits.
@@ -273,31 +270,23 @@ fn is_name(principal: &CcachePrincipal, service: &str, host: &str) -> bool {
         if first.eq_ignore_ascii_case(service) && second.eq_ignore_ascii_case(host))
 }
 
+/// Asks the KDC at `address`.
 async fn ask(
     request: &exchange::Request<'_>,
-    mut kdc: TcpStream,
+    address: SocketAddr,
     limit: Duration,
 ) -> Result<CcacheCredential, NoTicket> {
+    let late =
+        |limit: Duration| NoTicket::Answer(format!("no answer within {} s", limit.as_secs()));
+    let connecting = timeout(KDC_TIMEOUT, TcpStream::connect(address)).await;
+    let mut kdc = connecting.map_err(|_| late(KDC_TIMEOUT))??;
     let asked = timeout(limit, request.ask(&mut kdc)).await;
-    asked.unwrap_or_else(|_| {
-        let why = format!("no answer within {} s", limit.as_secs());
-        Err(NoTicket::Answer(why))
-    })
+    asked.map_err(|_| late(limit))?
 }
 
 /// Says why there is no ticket, by the code of the KDC (RFC 4120 7.5.9).
-fn explain(why: NoTicket, realm: &str, address: SocketAddr, server: &str) -> KerberosError {
+fn explain(code: i32, text: &str, realm: &str, server: &str) -> KerberosError {
     let (realm, server) = (realm.to_owned(), server.to_owned());
-    let (code, text) = match why {
-        NoTicket::Answer(why) => {
-            return KerberosError::Exchange {
-                realm,
-                address,
-                why,
-            };
-        }
-        NoTicket::Refused(code, text) => (code, text),
-    };
     let why = match code {
         7 => return KerberosError::UnknownServer { realm, server },
         37 => return KerberosError::ClockSkew { realm },

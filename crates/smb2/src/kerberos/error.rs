@@ -1,10 +1,6 @@
 //! Why a login by Kerberos is not possible.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{fmt, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
@@ -173,21 +169,8 @@ pub enum KerberosError {
     SilentKdc {
         /// The realm.
         realm: String,
-        /// The addresses.
+        /// The addresses, and what happened in place of an answer.
         tried: String,
-    },
-    /// A KDC accepts connections, and does not answer a request.
-    #[error(
-        "the KDC of {realm} on {address} does not answer a request ({why}); check that firewalls pass TCP port 88 in \
-         both directions"
-    )]
-    Exchange {
-        /// The realm.
-        realm: String,
-        /// The address of the KDC.
-        address: SocketAddr,
-        /// What happened in place of an answer.
-        why: String,
     },
     /// The KDC does not know the server.
     #[error(
