@@ -32,6 +32,7 @@ use crate::{
     capture::Packet,
     counts::Counts,
     event::{Detail, Event, EventKind},
+    packet::as_ethernet,
     streams::Streams,
 };
 
@@ -117,7 +118,9 @@ impl<W: Write> AsTcp<W> {
         self.flush();
         if self.streams.is_plain_smb() {
             self.summary.copied_packets += 1;
-            self.out.copy(packet);
+            let frame = as_ethernet(packet);
+            let length = frame.len() + packet.missing as usize;
+            self.out.frame(packet.time, &frame, length);
         } else if self.streams.is_without_data() {
             self.out.earn(packet.data.len() + PACKET_OVERHEAD);
         }

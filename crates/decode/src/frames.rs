@@ -47,6 +47,19 @@ impl TcpFlow {
         Self { ends, next: first }
     }
 
+    /// Returns the segments of the handshake of a connection that an end opens.
+    pub const fn handshake(first: Side) -> [(Side, Segment<'static>); 3] {
+        let other = match first {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        };
+        [
+            (first, Segment::Syn { answers: false }),
+            (other, Segment::Syn { answers: true }),
+            (first, Segment::Ack),
+        ]
+    }
+
     /// Returns the frame of the next segment from an end, which acknowledges all bytes of the other end.
     pub fn frame(&mut self, from: Side, segment: Segment<'_>) -> Vec<u8> {
         let (sender, receiver) = (self.ends[from], self.ends[!from]);
@@ -126,6 +139,15 @@ pub fn udp_frame(
         .write(&mut bytes, datagram)
         .expect("a datagram fits its packet, and memory takes it");
     bytes
+}
+
+/// Returns the frame of an IP packet.
+pub(crate) fn ethernet_frame(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Vec<u8> {
+    let kind: [u8; 2] = match packet.first() {
+        Some(0x60..=0x6f) => [0x86, 0xdd],
+        _ => [0x08, 0x00],
+    };
+    [&mac(to)[..], &mac(from), &kind, packet].concat()
 }
 
 /// Returns a locally administered address, which is different at the two ends of a connection.

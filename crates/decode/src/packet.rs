@@ -1,6 +1,9 @@
 //! Packets: a piece of a TCP stream, or a packet of RoCE.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
 
 use etherparse::{
     LaxIpSlice, LaxIpv4Slice, LaxIpv6Slice, LenSource, TcpOptionElement, TcpSlice, TransportSlice,
@@ -10,6 +13,7 @@ use smbdirect::rdma::roce::icrc::{DatagramHeader, IpHeader};
 
 use super::{
     capture::Packet,
+    frames::ethernet_frame,
     peel::{Core, peel},
 };
 
@@ -89,6 +93,27 @@ pub(crate) fn content<'a>(packet: &Packet<'a>, udp_ports: &[u16]) -> Content<'a>
         Core::Unread(unread) => Content::Unread(unread),
         Core::Transport(..) | Core::Other => Content::Other,
     }
+}
+
+/// Returns the Ethernet frame of a packet of TCP: the packet itself, or its IP packet if it is of another link type.
+pub(crate) fn as_ethernet<'a>(packet: &Packet<'a>) -> Cow<'a, [u8]> {
+    const ETHERNET: u32 = 1;
+    if packet.link == ETHERNET {
+        return packet.data.into();
+    }
+    let Core::Transport(ip, TransportSlice::Tcp(tcp)) = peel(packet.link, packet.data, &[]) else {
+        return packet.data.into();
+    };
+    let head = segment(&ip, &tcp, 0).head;
+    let (header, extensions) = match &ip {
+        LaxIpSlice::Ipv4(ip) => {
+            let auth = ip.extensions().auth.map(|auth| auth.slice().to_vec());
+            (ip.header().slice(), auth.unwrap_or_default())
+        }
+        LaxIpSlice::Ipv6(ip) => (ip.header().slice(), ip.extensions().slice().to_vec()),
+    };
+    let packet = [header, &extensions, tcp.slice()].concat();
+    ethernet_frame(head.from, head.to, &packet).into()
 }
 
 fn segment<'a>(ip: &LaxIpSlice<'a>, tcp: &TcpSlice<'a>, missing: u32) -> Segment<'a> {

@@ -141,12 +141,7 @@ impl Flow {
         if was_begun || !out.pays(3, TcpFlow::MAX_HEADERS + SYN_OPTIONS) {
             return;
         }
-        let client = self.client;
-        for (from, segment) in [
-            (client, Segment::Syn { answers: false }),
-            (!client, Segment::Syn { answers: true }),
-            (client, Segment::Ack),
-        ] {
+        for (from, segment) in TcpFlow::handshake(self.client) {
             let frame = self.tcp.frame(from, segment);
             out.frame(time, &frame, frame.len());
         }

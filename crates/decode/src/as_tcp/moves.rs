@@ -134,10 +134,10 @@ impl Moves {
             else {
                 return;
             };
-            let within = address - start;
-            if key != token || within >= place.length.into() {
+            if key != token || address - start >= place.length.into() {
                 return;
             }
+            let within = address - start;
             let room = u64::from(place.length) - within;
             let (part, rest) = bytes.split_at(bytes.len().min(room as usize));
             let losses = self.losses;

@@ -1,4 +1,5 @@
-//! The file that is written: pcapng with one interface for each link type.
+//! The file that is written: pcapng with one interface, of Ethernet. Programs on libpcap, such as Zeek and tcpdump, read
+//! only files with one link type.
 //!
 //! The output is no longer than the packets that were read and the data that RDMA moved, whatever a capture contains. A
 //! message takes the place of the packet that completed it, and data that is put back that of the packets that moved it.
@@ -25,14 +26,11 @@ use pcap_file::{
 /// A pcapng file that is being written.
 pub(super) struct Output<W: Write> {
     writer: PcapNgWriter<W>,
-    /// The link types of the interfaces.
-    links: Vec<u32>,
     /// Bytes that were read and have no place in the output.
     surplus: u64,
     failure: Option<io::Error>,
 }
 
-const ETHERNET: u32 = 1;
 /// The value of `if_tsresol` for nanoseconds.
 const NANOSECONDS: u8 = 9;
 /// Bytes of a packet in pcapng in addition to its own, at most.
@@ -46,11 +44,14 @@ impl<W: Write> Output<W> {
     pub(super) fn new(output: W) -> io::Result<Self> {
         let mut output = Self {
             writer: PcapNgWriter::new(output).map_err(reason)?,
-            links: Vec::new(),
             surplus: 0,
             failure: None,
         };
-        output.interface(ETHERNET);
+        output.block(&Block::InterfaceDescription(InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: 0,
+            options: vec![InterfaceDescriptionOption::IfTsResol(NANOSECONDS)],
+        }));
         output.check()?;
         Ok(output)
     }
@@ -89,38 +90,12 @@ impl<W: Write> Output<W> {
 
     /// Writes an Ethernet frame of which the capture has `data`, and which had `length` bytes.
     pub(super) fn frame(&mut self, time: Duration, data: &[u8], length: usize) {
-        self.packet(0, time, data, length as u32);
-    }
-
-    /// Writes a packet as it was read.
-    pub(super) fn copy(&mut self, packet: &crate::Packet<'_>) {
-        let interface = self.interface(packet.link);
-        let length = (packet.data.len() as u32).saturating_add(packet.missing);
-        self.packet(interface, packet.time, packet.data, length);
-    }
-
-    /// Returns the interface of a link type.
-    fn interface(&mut self, link: u32) -> u32 {
-        let known = self.links.iter().position(|&known| known == link);
-        let index = known.unwrap_or_else(|| {
-            self.links.push(link);
-            self.block(&Block::InterfaceDescription(InterfaceDescriptionBlock {
-                linktype: DataLink::from(link),
-                snaplen: 0,
-                options: vec![InterfaceDescriptionOption::IfTsResol(NANOSECONDS)],
-            }));
-            self.links.len() - 1
-        });
-        index as u32
-    }
-
-    fn packet(&mut self, interface: u32, time: Duration, data: &[u8], length: u32) {
         // A stamp has 64 bits.
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.block(&Block::EnhancedPacket(EnhancedPacketBlock {
-            interface_id: interface,
+            interface_id: 0,
             timestamp: Duration::from_nanos(nanos),
-            original_len: length,
+            original_len: u32::try_from(length).unwrap_or(u32::MAX),
             data: Cow::Borrowed(data),
             options: Vec::new(),
         }));
