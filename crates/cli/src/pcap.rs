@@ -10,7 +10,7 @@ use std::{
     fmt,
     fs::File,
     io::{self, BufWriter, Write},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
@@ -18,12 +18,12 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use bytes::BytesMut;
-use etherparse::{IpFragOffset, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, PacketBuilder};
 use pcap_file::{
     DataLink,
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
 use smbdirect::rdma::{Direction, iwarp::Tap, roce::DatagramTap};
+use smbdirect_decode::{PerEnd, Segment, Side, TcpFlow, udp_frame};
 
 use crate::report::plain;
 
@@ -84,18 +84,17 @@ struct State {
     flows: HashMap<(SocketAddr, SocketAddr), Flow>,
 }
 
-/// One TCP connection, seen from its local end.
+/// One TCP connection, whose end A is the local one.
 struct Flow {
-    /// The next sequence number of each direction.
-    sequence: [u32; 2],
-    /// The bytes of the incomplete MPA frame of each direction.
-    pending: [BytesMut; 2],
-    /// Whether the startup frame of each direction has passed.
-    started: [bool; 2],
+    tcp: TcpFlow,
+    /// The bytes of the incomplete MPA frame of each end.
+    pending: PerEnd<BytesMut>,
+    /// Whether the startup frame of each end has passed.
+    started: PerEnd<bool>,
 }
 
-/// Longest TCP payload in bytes that fits an IP packet with its headers, in both versions of IP.
-const MAX_SEGMENT: usize = 65_495;
+/// The first sequence number of each end.
+const FIRST: PerEnd<u32> = PerEnd([1_000_000, 2_000_000]);
 /// The first bytes that the connecting end of MPA sends.
 const MPA_REQUEST: &[u8] = b"MPA ID Req Frame";
 
@@ -145,8 +144,8 @@ impl Drop for Capture {
     fn drop(&mut self) {
         let mut state = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flows = std::mem::take(&mut state.flows);
-        for (ends, mut flow) in flows {
-            state.end(ends, &mut flow);
+        for mut flow in flows.into_values() {
+            state.end(&mut flow);
         }
         state.finish();
         if let Some(why) = state.failure.take() {
@@ -168,7 +167,11 @@ impl fmt::Debug for Shared {
 impl Tap for Shared {
     fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.bytes(direction, (local, remote), bytes);
+        let from = match direction {
+            Direction::Sent => Side::A,
+            Direction::Received => Side::B,
+        };
+        state.bytes(from, (local, remote), bytes);
     }
 }
 
@@ -191,7 +194,7 @@ impl DatagramTap for Shared {
 }
 
 impl State {
-    fn bytes(&mut self, direction: Direction, ends: (SocketAddr, SocketAddr), bytes: &[u8]) {
+    fn bytes(&mut self, from: Side, ends: (SocketAddr, SocketAddr), bytes: &[u8]) {
         if self.writer.is_none() {
             return;
         }
@@ -199,88 +202,50 @@ impl State {
         let mut flow = match known {
             // An earlier connection used this port. In the middle of a frame the same bytes would
             // be payload.
-            Some(mut flow)
-                if flow.pending[direction as usize].is_empty()
-                    && bytes.starts_with(MPA_REQUEST) =>
-            {
-                self.end(ends, &mut flow);
-                self.begin(ends, direction)
+            Some(mut flow) if flow.pending[from].is_empty() && bytes.starts_with(MPA_REQUEST) => {
+                self.end(&mut flow);
+                self.begin(ends, from)
             }
             Some(flow) => flow,
-            None => self.begin(ends, direction),
+            None => self.begin(ends, from),
         };
         // The peer acts on whole frames only, so packets of whole frames are in a true order.
-        let way = direction as usize;
-        flow.pending[way].extend_from_slice(bytes);
-        while let Some(length) = frame_length(&flow.pending[way], flow.started[way]) {
-            flow.started[way] = true;
-            let frame = flow.pending[way].split_to(length);
-            self.payload(ends, &mut flow, direction, &frame);
+        flow.pending[from].extend_from_slice(bytes);
+        while let Some(length) = frame_length(&flow.pending[from], flow.started[from]) {
+            flow.started[from] = true;
+            let frame = flow.pending[from].split_to(length);
+            self.payload(&mut flow.tcp, from, &frame);
         }
         self.flows.insert(ends, flow);
     }
 
-    /// Writes the TCP handshake; `first` is the direction of the end that connected.
-    fn begin(&mut self, ends: (SocketAddr, SocketAddr), first: Direction) -> Flow {
+    /// Writes the TCP handshake; `first` is the end that connected.
+    fn begin(&mut self, (local, remote): (SocketAddr, SocketAddr), first: Side) -> Flow {
         let mut flow = Flow {
-            sequence: [1_000_000, 2_000_000],
-            pending: Default::default(),
-            started: [false; 2],
+            tcp: TcpFlow::new(PerEnd([local, remote]), FIRST),
+            pending: PerEnd::default(),
+            started: PerEnd::default(),
         };
-        let back = opposite(first);
-        for (direction, flags) in [(first, SYN), (back, SYN | ACK), (first, ACK)] {
-            self.packet(ends, &flow, direction, flags, &[]);
-            flow.sequence[direction as usize] += u32::from(flags & SYN != 0);
+        for (from, segment) in TcpFlow::handshake(first) {
+            self.write(&flow.tcp.frame(from, segment));
         }
         flow
     }
 
-    fn end(&mut self, ends: (SocketAddr, SocketAddr), flow: &mut Flow) {
-        for direction in [Direction::Sent, Direction::Received] {
-            let rest = std::mem::take(&mut flow.pending[direction as usize]);
-            self.payload(ends, flow, direction, &rest);
+    fn end(&mut self, flow: &mut Flow) {
+        for from in [Side::A, Side::B] {
+            let rest = std::mem::take(&mut flow.pending[from]);
+            self.payload(&mut flow.tcp, from, &rest);
         }
-        for direction in [Direction::Sent, Direction::Received] {
-            self.packet(ends, flow, direction, FIN | ACK, &[]);
-            flow.sequence[direction as usize] = flow.sequence[direction as usize].wrapping_add(1);
-        }
-    }
-
-    fn payload(
-        &mut self,
-        ends: (SocketAddr, SocketAddr),
-        flow: &mut Flow,
-        direction: Direction,
-        bytes: &[u8],
-    ) {
-        for segment in bytes.chunks(MAX_SEGMENT) {
-            self.packet(ends, flow, direction, PSH | ACK, segment);
-            let sequence = &mut flow.sequence[direction as usize];
-            *sequence = sequence.wrapping_add(segment.len() as u32);
+        for from in [Side::A, Side::B] {
+            self.write(&flow.tcp.frame(from, Segment::Fin));
         }
     }
 
-    fn packet(
-        &mut self,
-        (local, remote): (SocketAddr, SocketAddr),
-        flow: &Flow,
-        direction: Direction,
-        flags: u8,
-        payload: &[u8],
-    ) {
-        let (from, to) = match direction {
-            Direction::Sent => (local, remote),
-            Direction::Received => (remote, local),
-        };
-        let acknowledged = flow.sequence[opposite(direction) as usize];
-        let sequence = flow.sequence[direction as usize];
-        self.write(&ethernet(
-            from,
-            to,
-            [sequence, acknowledged],
-            flags,
-            payload,
-        ));
+    fn payload(&mut self, tcp: &mut TcpFlow, from: Side, bytes: &[u8]) {
+        for segment in bytes.chunks(TcpFlow::MAX_SEGMENT) {
+            self.write(&tcp.frame(from, Segment::Data(segment)));
+        }
     }
 
     /// Writes a frame.
@@ -328,99 +293,19 @@ fn frame_length(bytes: &[u8], started: bool) -> Option<usize> {
     (bytes.len() >= length).then_some(length)
 }
 
-const fn opposite(direction: Direction) -> Direction {
-    match direction {
-        Direction::Sent => Direction::Received,
-        Direction::Received => Direction::Sent,
-    }
-}
-
-const FIN: u8 = 0x01;
-const SYN: u8 = 0x02;
-const PSH: u8 = 0x08;
-const ACK: u8 = 0x10;
-
-/// Builds an Ethernet frame with all checksums.
-fn ethernet(
-    from: SocketAddr,
-    to: SocketAddr,
-    [sequence, acknowledged]: [u32; 2],
-    flags: u8,
-    payload: &[u8],
-) -> Vec<u8> {
-    let link = PacketBuilder::ethernet2(mac(from), mac(to));
-    let packet = match (from.ip().to_canonical(), to.ip().to_canonical()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => link.ipv4(from.octets(), to.octets(), 64),
-        (from, to) => link.ipv6(octets(from), octets(to), 64),
-    };
-    let mut packet = packet.tcp(from.port(), to.port(), sequence, 65_535);
-    if flags & SYN != 0 {
-        packet = packet.syn();
-    }
-    if flags & FIN != 0 {
-        packet = packet.fin();
-    }
-    if flags & PSH != 0 {
-        packet = packet.psh();
-    }
-    if flags & ACK != 0 {
-        packet = packet.ack(acknowledged);
-    }
-    let mut bytes = Vec::with_capacity(packet.size(payload.len()));
-    packet
-        .write(&mut bytes, payload)
-        .expect("a segment fits its packet, and memory takes it");
-    bytes
-}
-
-/// Builds an Ethernet frame with a UDP datagram that may not be fragmented, with all checksums.
-fn udp_frame(from: SocketAddr, to: SocketAddr, identification: u16, datagram: &[u8]) -> Vec<u8> {
-    let link = PacketBuilder::ethernet2(mac(from), mac(to));
-    let packet = match (from.ip().to_canonical(), to.ip().to_canonical()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let header = Ipv4Header {
-                identification,
-                dont_fragment: true,
-                fragment_offset: IpFragOffset::ZERO,
-                time_to_live: 64,
-                protocol: IpNumber::UDP,
-                source: from.octets(),
-                destination: to.octets(),
-                ..Ipv4Header::default()
-            };
-            link.ip(IpHeaders::Ipv4(header, Ipv4Extensions::default()))
-        }
-        (from, to) => link.ipv6(octets(from), octets(to), 64),
-    };
-    let packet = packet.udp(from.port(), to.port());
-    let mut bytes = Vec::with_capacity(packet.size(datagram.len()));
-    packet
-        .write(&mut bytes, datagram)
-        .expect("a datagram fits its packet, and memory takes it");
-    bytes
-}
-
-/// Returns a locally administered address, which is different at the two ends of a connection.
-fn mac(address: SocketAddr) -> [u8; 6] {
-    let [high, low] = address.port().to_be_bytes();
-    let ip = address.ip().to_canonical();
-    let last = octets(ip)[15];
-    [0x02, 0, 0, last, high, low]
-}
-
-fn octets(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use pcap_file::pcap::PcapReader;
 
     use super::*;
+
+    const FIN: u8 = 0x01;
+    const SYN: u8 = 0x02;
+    const PSH: u8 = 0x08;
+    const ACK: u8 = 0x10;
 
     /// Returns sequence numbers and payloads by source port, and checks each checksum.
     fn read_back(path: &Path) -> Vec<(u16, u32, u32, u8, Vec<u8>)> {
