@@ -5,6 +5,7 @@
 //! put_back    messages and data      -> messages as over TCP
 //! connection  events                 -> messages in their order
 //! flow        messages               -> segments of TCP
+//! ports       connections            -> a port of its own for each client
 //! output      segments, packets      -> pcapng
 //! ```
 //!
@@ -15,6 +16,7 @@ mod connection;
 mod flow;
 mod moves;
 mod output;
+mod ports;
 mod put_back;
 
 use std::{
@@ -60,7 +62,6 @@ pub struct AsTcp<W: Write> {
     /// The connections with messages that the current packet has completed.
     touched: Vec<u32>,
     out: Output<W>,
-    summary: AsTcpSummary,
 }
 
 /// What was written. It serialises to the JSON object that `smbdirect decode --as-tcp --json` prints.
@@ -100,7 +101,6 @@ impl<W: Write> AsTcp<W> {
             held: 0,
             touched: Vec::new(),
             out: Output::new(output)?,
-            summary: AsTcpSummary::default(),
         })
     }
 
@@ -116,8 +116,9 @@ impl<W: Write> AsTcp<W> {
     pub fn packet(&mut self, packet: &Packet<'_>) -> io::Result<()> {
         self.with_streams(|streams, sink| streams.packet(packet, sink));
         self.flush();
-        if self.streams.is_plain_smb() {
-            self.summary.copied_packets += 1;
+        if let Some(ends) = self.streams.plain_packet() {
+            self.out.ports.take_plain(ends);
+            self.out.summary.copied_packets += 1;
             let frame = as_ethernet(packet);
             let length = frame.len() + packet.missing as usize;
             self.out.frame(packet.time, &frame, length);
@@ -137,10 +138,9 @@ impl<W: Write> AsTcp<W> {
         let mut connections: Vec<_> = self.connections.into_iter().collect();
         connections.sort_unstable_by_key(|(number, _)| *number);
         for (_, mut connection) in connections {
-            connection.finish(&mut self.out, &mut self.summary);
+            connection.finish(&mut self.out);
         }
-        self.out.finish()?;
-        Ok(self.summary)
+        self.out.finish()
     }
 
     fn with_streams(&mut self, run: impl FnOnce(&mut Streams, crate::Sink<'_>)) {
@@ -161,30 +161,30 @@ impl<W: Write> AsTcp<W> {
     }
 
     fn event(&mut self, event: &Event) {
-        let (out, summary) = (&mut self.out, &mut self.summary);
         if let EventKind::Stream { ends, .. } = event.kind {
             if self.connections.len() >= MAX_CONNECTIONS {
                 self.make_room();
             }
             let connection = Connection::new(event.stream, ends);
             self.connections.insert(event.stream, connection);
-            self.summary.connections += 1;
+            self.out.summary.connections += 1;
             return;
         }
         let Some(connection) = self.connections.get_mut(&event.stream) else {
             return;
         };
         self.held -= connection.held();
-        connection.event(event, out, summary);
+        connection.event(event, &mut self.out);
         let is_over = connection.has_ended();
         if is_over || self.held + connection.held() > MAX_HELD_BYTES {
-            connection.finish(out, summary);
+            connection.finish(&mut self.out);
         }
         self.held += connection.held();
         if connection.has_pending() && self.touched.last() != Some(&event.stream) {
             self.touched.push(event.stream);
         }
         if is_over {
+            connection.release(&mut self.out);
             self.connections.remove(&event.stream);
         }
     }
@@ -202,7 +202,8 @@ impl<W: Write> AsTcp<W> {
         for (_, number) in &seen[..half] {
             if let Some(mut connection) = self.connections.remove(number) {
                 self.held -= connection.held();
-                connection.finish(&mut self.out, &mut self.summary);
+                connection.finish(&mut self.out);
+                connection.release(&mut self.out);
             }
         }
     }

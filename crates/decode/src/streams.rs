@@ -43,8 +43,8 @@ pub struct Streams {
     silence: Silence,
     detail: Detail,
     plain_smb: Option<PlainSmb>,
-    /// Whether the last packet was one of SMB over TCP.
-    is_plain_smb: bool,
+    /// The sender and the receiver of the last packet, if it was one of SMB over TCP.
+    plain_packet: Option<[SocketAddr; 2]>,
     /// Whether the last packet was one of TCP without data.
     is_without_data: bool,
 }
@@ -131,9 +131,9 @@ impl Streams {
         self.plain_smb
     }
 
-    /// Returns whether the last packet was one of SMB over TCP, with data or without.
-    pub(crate) const fn is_plain_smb(&self) -> bool {
-        self.is_plain_smb
+    /// Returns the sender and the receiver of the last packet, if it was one of SMB over TCP, with data or without.
+    pub(crate) const fn plain_packet(&self) -> Option<[SocketAddr; 2]> {
+        self.plain_packet
     }
 
     /// Returns whether the last packet was one of TCP without data.
@@ -157,7 +157,7 @@ impl Streams {
     }
 
     fn examine(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
-        (self.is_plain_smb, self.is_without_data) = (false, false);
+        (self.plain_packet, self.is_without_data) = (None, false);
         let counts = &mut self.counts;
         counts.packets += 1;
         let start = *self.start.get_or_insert(packet.time);
@@ -192,7 +192,8 @@ impl Streams {
                     plain.last = position;
                 }
                 self.segment(&segment, position, sink);
-                self.is_plain_smb = self.is_of_plain_smb(&segment);
+                let ends = [segment.head.from, segment.head.to];
+                self.plain_packet = self.is_of_plain_smb(&segment).then_some(ends);
                 self.is_without_data = bytes == 0;
             }
             Content::Roce(datagram) => {

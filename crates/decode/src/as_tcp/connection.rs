@@ -115,12 +115,7 @@ impl Connection {
     }
 
     /// Takes an event.
-    pub(super) fn event<W: Write>(
-        &mut self,
-        event: &Event,
-        out: &mut Output<W>,
-        summary: &mut AsTcpSummary,
-    ) {
+    pub(super) fn event<W: Write>(&mut self, event: &Event, out: &mut Output<W>) {
         self.seen = event.position.frame;
         self.client = event.initiator.or(self.client);
         let (from, time) = (event.from, event.position.time);
@@ -128,8 +123,8 @@ impl Connection {
         let is_client = self.client.map(|client| client == from);
         match &event.kind {
             EventKind::DataTransfer(transfer) => {
-                if let Some(message) = self.transfer(event, transfer, summary) {
-                    self.message(message, summary);
+                if let Some(message) = self.transfer(event, transfer, &mut out.summary) {
+                    self.message(message, &mut out.summary);
                 }
             }
             EventKind::Write(tagged) if is_client == Some(false) => {
@@ -165,7 +160,7 @@ impl Connection {
             EventKind::Closed { reset } => self.end(from, *reset, time),
             _ => {}
         }
-        self.write(false, out, summary);
+        self.write(false, out);
     }
 
     /// Returns whether messages wait for the end of their packet.
@@ -185,9 +180,17 @@ impl Connection {
         }
     }
 
+    /// Ends the TCP connection, whose port is free after it.
+    pub(super) fn release<W: Write>(&self, out: &mut Output<W>) {
+        if let Some(flow) = &self.flow {
+            let (client, server) = flow.ends();
+            out.ports.release(client, server.ip());
+        }
+    }
+
     /// Writes everything that waits.
-    pub(super) fn finish<W: Write>(&mut self, out: &mut Output<W>, summary: &mut AsTcpSummary) {
-        self.write(true, out, summary);
+    pub(super) fn finish<W: Write>(&mut self, out: &mut Output<W>) {
+        self.write(true, out);
         self.flush(out);
         self.moves = Moves::default();
         self.partial = PerEnd::default();
@@ -315,7 +318,7 @@ impl Connection {
     }
 
     /// Writes what does not wait any more; everything if nothing can come any more.
-    fn write<W: Write>(&mut self, is_end: bool, out: &mut Output<W>, summary: &mut AsTcpSummary) {
+    fn write<W: Write>(&mut self, is_end: bool, out: &mut Output<W>) {
         while let Some(item) = self.queue.front() {
             let is_forced =
                 is_end || self.queue.len() > MAX_QUEUED || self.queued > MAX_QUEUED_BYTES;
@@ -329,9 +332,9 @@ impl Connection {
                 return;
             };
             match item {
-                Item::Message(message) => self.write_message(message, out, summary),
+                Item::Message(message) => self.write_message(message, out),
                 Item::Lost { from, bytes } => {
-                    summary.gaps += 1;
+                    out.summary.gaps += 1;
                     if let Some(flow) = &mut self.flow {
                         flow.lost(from, bytes, out);
                     }
@@ -345,12 +348,7 @@ impl Connection {
         }
     }
 
-    fn write_message<W: Write>(
-        &mut self,
-        message: Message,
-        out: &mut Output<W>,
-        summary: &mut AsTcpSummary,
-    ) {
+    fn write_message<W: Write>(&mut self, message: Message, out: &mut Output<W>) {
         self.queued -= message.bytes.len();
         let mut length = message.length as usize;
         let mut bytes = message.bytes;
@@ -362,9 +360,9 @@ impl Connection {
                     return None;
                 }
                 let (data, is_missed) = moves.written(id);
-                summary.without_data += u64::from(is_missed);
+                out.summary.without_data += u64::from(is_missed);
                 let data = data?;
-                summary.put_back_bytes += data.len() as u64;
+                out.summary.put_back_bytes += data.len() as u64;
                 Some(Data::Write(data))
             });
             if let Some(with_data) = with_data {
@@ -376,18 +374,19 @@ impl Connection {
             let client = *self
                 .client
                 .get_or_insert_with(|| client_by_port(&self.ends));
-            let ends = PerEnd(Side::BOTH.map(|side| {
-                let port = if side == client {
-                    client_port(&self.ends, client, self.port)
-                } else {
-                    PORT
-                };
-                SocketAddr::new(self.ends[side].ip(), port)
-            }));
+            let server = SocketAddr::new(self.ends[!client].ip(), PORT);
+            let port = client_port(&self.ends, client, self.port);
+            let address = SocketAddr::new(self.ends[client].ip(), port);
+            let address = out.ports.take(address, server.ip());
+            let ends = match client {
+                Side::A => [address, server],
+                Side::B => [server, address],
+            };
+            let ends = PerEnd(ends);
             Flow::new(ends, client, self.number)
         });
         let is_written = flow.message(message.from, message.at, &bytes, length, out);
-        summary.messages += u64::from(is_written);
+        out.summary.messages += u64::from(is_written);
     }
 }
 

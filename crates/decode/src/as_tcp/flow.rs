@@ -15,6 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Flow {
     tcp: TcpFlow,
+    ends: PerEnd<SocketAddr>,
     client: Side,
     has_begun: bool,
     /// Whole messages that one packet of an end has completed, and that are not written yet.
@@ -44,6 +45,7 @@ impl Flow {
         // Connections that use the same ports one after another begin far from each other.
         let first = number.wrapping_mul(0x9e37_79b9);
         Self {
+            ends,
             tcp: TcpFlow::new(ends, PerEnd([first, first.rotate_left(16)])),
             client,
             has_begun: false,
@@ -51,6 +53,11 @@ impl Flow {
             unacknowledged: PerEnd::default(),
             has_ended: PerEnd::default(),
         }
+    }
+
+    /// Returns the addresses of the client and the server.
+    pub(super) fn ends(&self) -> (SocketAddr, SocketAddr) {
+        (self.ends[self.client], self.ends[!self.client])
     }
 
     /// Returns the bytes that are held.

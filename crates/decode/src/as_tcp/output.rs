@@ -23,12 +23,16 @@ use pcap_file::{
     },
 };
 
+use super::{AsTcpSummary, ports::Ports};
+
 /// A pcapng file that is being written.
 pub(super) struct Output<W: Write> {
     writer: PcapNgWriter<W>,
     /// Bytes that were read and have no place in the output.
     surplus: u64,
     failure: Option<io::Error>,
+    pub(super) ports: Ports,
+    pub(super) summary: AsTcpSummary,
 }
 
 /// The value of `if_tsresol` for nanoseconds.
@@ -46,6 +50,8 @@ impl<W: Write> Output<W> {
             writer: PcapNgWriter::new(output).map_err(reason)?,
             surplus: 0,
             failure: None,
+            ports: Ports::default(),
+            summary: AsTcpSummary::default(),
         };
         output.block(&Block::InterfaceDescription(InterfaceDescriptionBlock {
             linktype: DataLink::ETHERNET,
@@ -64,13 +70,14 @@ impl<W: Write> Output<W> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Flushes the file.
+    /// Flushes the file, and returns what was written.
     ///
     /// # Errors
     /// Something could not be written.
-    pub(super) fn finish(mut self) -> io::Result<()> {
+    pub(super) fn finish(mut self) -> io::Result<AsTcpSummary> {
         self.check()?;
-        self.writer.get_mut().flush()
+        self.writer.get_mut().flush()?;
+        Ok(self.summary)
     }
 
     /// Counts bytes that were read and have no place in the output.

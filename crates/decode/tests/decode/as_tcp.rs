@@ -1,7 +1,11 @@
 //! Captures that are written as SMB2 over TCP: data that RDMA moved is in the messages, their order is kept, and what
 //! the capture lacks is missing, and not made up.
 
-use std::{collections::HashMap, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    time::Duration,
+};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use pcap_file::{
@@ -93,8 +97,8 @@ impl Done {
 
     fn messages_and_gaps(&self) -> (Vec<Message>, u64) {
         let (mut messages, mut gaps) = (Vec::new(), 0);
-        let mut next: HashMap<u16, u32> = HashMap::new();
-        let mut partial: HashMap<u16, Vec<u8>> = HashMap::new();
+        let mut next: HashMap<[u16; 2], u32> = HashMap::new();
+        let mut partial: HashMap<[u16; 2], Vec<u8>> = HashMap::new();
         for packet in &self.packets {
             let sliced = SlicedPacket::from_ethernet(&packet.bytes).unwrap();
             let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else {
@@ -118,23 +122,23 @@ impl Done {
                 other => panic!("{other:?}"),
             };
             assert_eq!(sum.unwrap(), header.checksum);
-            let [from_port, to_port] = [header.source_port, header.destination_port];
-            let way = usize::from(from_port == 445);
-            assert_eq!([from_port, to_port][1 - way], 445);
-            let expected = next.entry(from_port).or_insert(header.sequence_number);
+            let ports = [header.source_port, header.destination_port];
+            let way = usize::from(ports[0] == 445);
+            assert_eq!(ports[1 - way], 445);
+            let expected = next.entry(ports).or_insert(header.sequence_number);
             if *expected != header.sequence_number {
                 gaps += u64::from(header.sequence_number.wrapping_sub(*expected));
-                assert_eq!(partial.get(&from_port).map_or(0, Vec::len), 0);
+                assert_eq!(partial.get(&ports).map_or(0, Vec::len), 0);
             }
             let extra = u32::from(header.syn) + u32::from(header.fin);
             *expected = header
                 .sequence_number
                 .wrapping_add(tcp.payload().len() as u32 + extra);
             if header.ack && gaps == 0 {
-                let known = next.get(&to_port);
+                let known = next.get(&[ports[1], ports[0]]);
                 assert!(known.is_none_or(|next| *next == header.acknowledgment_number));
             }
-            let bytes = partial.entry(from_port).or_default();
+            let bytes = partial.entry(ports).or_default();
             bytes.extend_from_slice(tcp.payload());
             while let Some(head) = bytes.first_chunk::<4>() {
                 assert_eq!(head[0], 0);
@@ -678,6 +682,44 @@ fn fields_of_a_request_that_rdma_cannot_serve_stay() {
     let written = as_tcp(&talk.capture()).bytes();
     let asked = written.iter().filter(|(way, _)| *way == I);
     assert!(asked.map(|(_, bytes)| bytes).eq(&requests));
+}
+
+#[test]
+fn connections_with_the_same_ports_stay_apart() {
+    let transfer = |payload: &[u8]| Transfer {
+        rest: [&[0; 4], payload].concat(),
+        ..Transfer::of(payload.len() as u32, 0)
+    };
+    // Queue pairs whose numbers stand for one port, and SMB over TCP from the port of a client of iWARP.
+    let mut frames = Vec::new();
+    for pairs in [[0x11, 0x22], [0x4011, 0x23]] {
+        let mut talk = talk::roce::Talk::new();
+        talk.queue_pairs = pairs;
+        talk.negotiate();
+        talk.transfer(I, &transfer(&write(1, 0, b"data")));
+        talk.transfer(R, &transfer(&write_answer(1, 4)));
+        frames.push(talk.frames);
+    }
+    let mut over = Talk::established();
+    message(&mut over, I, &write(1, 0, b"data"));
+    message(&mut over, R, &write_answer(1, 4));
+    let mut plain = Talk::new();
+    plain.ports = [over.ports[0], 445];
+    frames.extend([plain.frames(), over.frames()]);
+    let done = as_tcp(&pcap(DataLink::ETHERNET, &frames.concat()));
+    let mut clients = BTreeSet::new();
+    for packet in &done.packets {
+        let sliced = SlicedPacket::from_ethernet(&packet.bytes).unwrap();
+        let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+            panic!("{packet:?}")
+        };
+        clients.extend((tcp.destination_port() == 445).then_some(tcp.source_port()));
+    }
+    assert_eq!(
+        (clients.len(), done.messages().len()),
+        (4, 6),
+        "{clients:?}"
+    );
 }
 
 /// Damaged packets, in any order, some of them twice or lost: no panic, and `as_tcp` checks the size of the output.
