@@ -262,7 +262,7 @@ impl Connection {
                 }
             } else {
                 let with_data = put_back(&message.bytes, |element, bytes| {
-                    let answer = moves.answer(&element.header, bytes);
+                    let answer = moves.answer(&element.header, bytes, message.at.frame);
                     match answer {
                         Some((flags, data)) => {
                             summary.put_back_bytes += data.len() as u64;
@@ -324,7 +324,10 @@ impl Connection {
                 is_end || self.queue.len() > MAX_QUEUED || self.queued > MAX_QUEUED_BYTES;
             if let Item::Message(message) = item
                 && !is_forced
-                && !message.waits.iter().all(|id| self.moves.is_settled(*id))
+                && !message
+                    .waits
+                    .iter()
+                    .all(|id| self.moves.is_settled(*id, self.seen))
             {
                 return;
             }

@@ -7,7 +7,10 @@ use smbdirect_smb::smb2::{
     Channel, Command, Element, Header, ReadRequest, ReadResponse, WriteRequest,
 };
 
-use crate::per_end::{PerEnd, Side};
+use crate::{
+    per_end::{PerEnd, Side},
+    tcp::LATE_PACKETS,
+};
 
 /// The requests of a connection whose data moves by RDMA.
 #[derive(Debug, Default)]
@@ -34,7 +37,8 @@ struct Move {
     losses: PerEnd<u64>,
     /// The keys of its descriptors in `places`.
     places: Vec<(u32, u64)>,
-    is_answered: bool,
+    /// The frame of the answer to a WRITE.
+    answered: Option<u64>,
     /// Whether the answer is an error, so that its data need not have moved.
     has_failed: bool,
 }
@@ -92,7 +96,7 @@ impl Moves {
             data: Pieces::default(),
             losses: self.losses,
             places,
-            is_answered: false,
+            answered: None,
             has_failed: false,
         };
         self.requests.insert(header.message_id, request);
@@ -195,10 +199,15 @@ impl Moves {
     }
 
     /// Returns whether the data of a WRITE is all there, or will not come any more.
-    pub(super) fn is_settled(&self, message_id: u64) -> bool {
-        self.requests
-            .get(&message_id)
-            .is_none_or(|request| request.is_answered || request.data.is_whole(request.length))
+    ///
+    /// Packets of it may be later in the file than the answer, as far as packets can be late.
+    pub(super) fn is_settled(&self, message_id: u64, frame: u64) -> bool {
+        let is_over = |answered| answered + LATE_PACKETS < frame;
+        self.requests.get(&message_id).is_none_or(|request| {
+            request.has_failed
+                || request.answered.is_some_and(is_over)
+                || request.data.is_whole(request.length)
+        })
     }
 
     /// Ends a WRITE. Returns its data if all of it is there, and otherwise whether the capture lacks data that moved.
@@ -212,14 +221,19 @@ impl Moves {
     }
 
     /// Takes the answer to a READ or WRITE. Returns the data of a READ if all of it is there.
-    pub(super) fn answer(&mut self, header: &Header, element: &[u8]) -> Option<(u32, Vec<u8>)> {
+    pub(super) fn answer(
+        &mut self,
+        header: &Header,
+        element: &[u8],
+        frame: u64,
+    ) -> Option<(u32, Vec<u8>)> {
         let request = self.requests.get_mut(&header.message_id)?;
         if header.is_interim() || request.command != header.command {
             return None;
         }
         if header.command == Command::WRITE {
             // The request may still wait for others before it.
-            request.is_answered = true;
+            request.answered = Some(frame);
             request.has_failed = header.is_error();
             return None;
         }

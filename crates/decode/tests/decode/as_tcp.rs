@@ -609,6 +609,28 @@ fn roce_has_the_port_of_the_client_and_its_data() {
     }
 }
 
+/// Two processors may put packets into a capture in another order than they were sent.
+#[test]
+fn data_that_is_later_in_the_file_than_the_answer_is_put_back() {
+    let mut talk = talk::roce::Talk::established();
+    let transfer = |payload: &[u8]| Transfer {
+        rest: [&[0; 4], payload].concat(),
+        ..Transfer::of(payload.len() as u32, 0)
+    };
+    let stores = write_by_rdma(2, 0, 2100, V1, &[descriptor(0x1000, 0xabc, 2100)]);
+    talk.transfer(I, &transfer(&stores));
+    let psn = talk.read(R, 2100);
+    talk.respond(I, psn, 2100);
+    let last = talk.frames.pop().unwrap();
+    talk.transfer(R, &transfer(&write_answer(2, 2100)));
+    talk.frames.push(last);
+    let expected = [
+        (I, with_data(&stores, &[5; 2100])),
+        (R, write_answer(2, 2100)),
+    ];
+    assert_eq!(as_tcp(&talk.capture()).bytes(), expected);
+}
+
 #[test]
 fn a_response_that_lies_about_its_length_makes_no_data() {
     let mut talk = talk::roce::Talk::established();
