@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Read, Write, stdout},
+    io::{self, BufWriter, ErrorKind, Read, Write, stdout},
     path::Path,
 };
 
@@ -28,22 +28,26 @@ impl Decode {
         let output = create(&self.file, to)
             .with_context(cannot_write)
             .of_kind(Kind::File)?;
-        let written = |error: io::Error| anyhow!(plain(&error)).context(cannot_write());
+        let failed = |error: io::Error| anyhow!(plain(&error)).context(cannot_write());
         let mut as_tcp = AsTcp::new(&self.port, &self.udp_port, BufWriter::new(output))
-            .map_err(written)
+            .map_err(failed)
             .of_kind(Kind::File)?;
         let ended = loop {
             match packets.next_packet() {
-                Ok(Some(packet)) => as_tcp
-                    .packet(&packet)
-                    .map_err(written)
-                    .of_kind(Kind::File)?,
+                Ok(Some(packet)) => match as_tcp.packet(&packet) {
+                    Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(true),
+                    written => written.map_err(failed).of_kind(Kind::File)?,
+                },
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
         let counts = as_tcp.counts().clone();
-        let summary = as_tcp.finish().map_err(written).of_kind(Kind::File)?;
+        let summary = match as_tcp.finish() {
+            // The reader of a pipe has seen enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(true),
+            written => written.map_err(failed).of_kind(Kind::File)?,
+        };
         if summary.messages == 0 && summary.copied_packets == 0 {
             let error = match summary.connections {
                 0 => nothing_found(self, &counts),
@@ -72,11 +76,15 @@ fn create(capture: &Path, to: &Path) -> Result<Box<dyn Write>> {
     if is_stdin(to) {
         return Ok(Box::new(stdout().lock()));
     }
+    let capture = match capture {
+        capture if is_stdin(capture) => Path::new("/dev/stdin"),
+        capture => capture,
+    };
     let is_same = match (fs::canonicalize(capture), fs::canonicalize(to)) {
         (Ok(capture), Ok(to)) => capture == to || is_link_to(&capture, &to),
         _ => false,
     };
-    if is_same && !is_stdin(capture) {
+    if is_same {
         return Err(anyhow!("it is the capture itself; name another file"));
     }
     let file = File::create(to).map_err(|error| anyhow!(plain(&error)))?;

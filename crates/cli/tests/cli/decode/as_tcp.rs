@@ -9,7 +9,7 @@ use smbdirect_test::{
 };
 
 use super::{captures::capture, decode};
-use crate::support::Done;
+use crate::support::{Done, PROGRAM};
 
 fn as_tcp(capture: &Path, to: &Path) -> Done {
     decode(capture, &["--as-tcp", to.to_str().unwrap(), "--json"])
@@ -170,6 +170,16 @@ fn the_capture_itself_is_not_replaced() {
             .one_line();
         assert_eq!(fs::read(&path).unwrap(), before);
     }
+    #[cfg(target_os = "linux")]
+    {
+        let done = Command::new(PROGRAM)
+            .args(["decode", "-", "--as-tcp", path.to_str().unwrap()])
+            .stdin(fs::File::open(&path).unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
     as_tcp(&path, &folder.path().join("none/tcp.pcapng"))
         .failed(1, "cannot write")
         .one_line();
@@ -199,11 +209,25 @@ fn text_says_what_was_written_and_what_is_missing() {
     );
     // To stdout: the same file, and nothing else.
     let written = fs::read(&to).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_smbdirect"))
+    let output = Command::new(PROGRAM)
         .args(["decode", path.to_str().unwrap(), "--as-tcp", "-"])
         .output()
         .unwrap();
     assert_eq!((output.status.code(), output.stdout), (Some(0), written));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = made(folder.path());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let done = Command::new(PROGRAM)
+        .args(["decode", path.to_str().unwrap(), "--as-tcp", "-"])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert_eq!((done.status.code(), &done.stderr[..]), (Some(0), &b""[..]));
 }
 
 #[test]
