@@ -98,7 +98,14 @@ impl Put {
         // The server may have created the file already, so a signal does not end this immediately.
         let opened = unless_late(interrupted, self.open(share, source)).await;
         let mut target = opened.map_err(|stopped| match stopped {
-            Stopped::Interrupted => left(&self.place, stopped),
+            Stopped::Interrupted => {
+                let place = report::printable(&self.place.to_string());
+                let notice = format!(
+                    "the server has not answered: what was at {place} is unchanged, and a new file there is empty, or \
+                     the server deletes it"
+                );
+                after(notice, stopped)
+            }
             Stopped::Failed(error) => error,
         })?;
         let started = Instant::now();
@@ -136,8 +143,12 @@ impl Put {
             Err(stopped) => stopped,
         };
         let place = report::printable(&target.place.to_string());
-        let notice =
-            format!("the server did not confirm the end; if {place} exists, it is complete");
+        let known = if target.is_new {
+            format!("if {place} exists, it is complete")
+        } else {
+            format!("{place} has all bytes, and maybe its old ones after them")
+        };
+        let notice = format!("the server did not confirm the end; {known}");
         Err(after(notice, stopped))
     }
 
@@ -153,7 +164,16 @@ impl Put {
             place = place.entry(source.name()?);
             opened = self.open_at(share, &place).await;
         }
-        let (file, is_new) = opened.map_err(|error| explain(error, &place))?;
+        let (file, is_new) = opened.map_err(|error| match error.status() {
+            // The answer to the creation: some servers say so of the folder, and Samba of names that `veto files` hides.
+            Some(NtStatus::OBJECT_NAME_NOT_FOUND) => {
+                let error = anyhow!(
+                    "{place}: its folder does not exist, or the server lets no file have this name"
+                );
+                of_kind(Kind::Path, error)
+            }
+            _ => explain(error, &place),
+        })?;
         Ok(Target {
             file,
             place,
@@ -171,20 +191,25 @@ impl Put {
                 opened => return Ok((opened?, false)),
             }
         }
-        match share.open(path, OpenMode::New).await {
-            Err(Error::Status { command, status }) if status == NtStatus::OBJECT_NAME_COLLISION => {
-                // The status is the same for a folder, and for a file that is not finished.
-                let status = match share.stat(path).await {
-                    Ok(info) if info.is_directory => NtStatus::FILE_IS_A_DIRECTORY,
-                    Err(error) if error.status() == Some(NtStatus::DELETE_PENDING) => {
-                        NtStatus::DELETE_PENDING
-                    }
-                    _ => status,
-                };
-                Err(Error::Status { command, status })
-            }
-            opened => Ok((opened?, true)),
-        }
+        let error = match share.open(path, OpenMode::New).await {
+            Err(error) => error,
+            Ok(file) => return Ok((file, true)),
+        };
+        let Error::Status { command, status } = error else {
+            return Err(error);
+        };
+        let status = match status {
+            // The status is the same for a folder, and for a file that is not finished.
+            NtStatus::OBJECT_NAME_COLLISION => match share.stat(path).await {
+                Ok(info) if info.is_directory => NtStatus::FILE_IS_A_DIRECTORY,
+                Err(error) if error.status() == Some(NtStatus::DELETE_PENDING) => {
+                    NtStatus::DELETE_PENDING
+                }
+                _ => status,
+            },
+            status => status,
+        };
+        Err(Error::Status { command, status })
     }
 }
 
@@ -291,18 +316,13 @@ impl Target {
                 );
                 after(notice, stopped)
             }
-            _ => left(&self.place, stopped),
+            _ => {
+                let notice =
+                    format!("the unfinished {place} may be left on the server; delete it there");
+                after(notice, stopped)
+            }
         }
     }
-}
-
-/// Reports that an unfinished file may be left on the server, and returns the error that stopped the transfer.
-fn left(place: &Place, stopped: Stopped) -> anyhow::Error {
-    let place = report::printable(&place.to_string());
-    after(
-        format!("an unfinished file may be left at {place}; delete it there"),
-        stopped,
-    )
 }
 
 /// Reports what the end of a transfer leaves, and returns the error that ended it.

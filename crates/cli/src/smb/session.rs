@@ -308,6 +308,8 @@ const DISK_QUOTA_EXCEEDED: NtStatus = NtStatus(0xc000_0802);
 const LOCK_NOT_GRANTED: NtStatus = NtStatus(0xc000_0055);
 /// STATUS_MEDIA_WRITE_PROTECTED.
 const MEDIA_WRITE_PROTECTED: NtStatus = NtStatus(0xc000_00a2);
+/// STATUS_TOO_MANY_OPENED_FILES.
+const TOO_MANY_OPENED_FILES: NtStatus = NtStatus(0xc000_011f);
 /// STATUS_NAME_TOO_LONG.
 const NAME_TOO_LONG: NtStatus = NtStatus(0xc000_0106);
 
@@ -487,6 +489,11 @@ fn explain_path(error: Error, place: &Place) -> anyhow::Error {
         Some(QUOTA_EXCEEDED | DISK_QUOTA_EXCEEDED) => {
             "the quota of this user on the server is used up; make room there"
         }
+        Some(
+            NtStatus::INSUFFICIENT_RESOURCES
+            | NtStatus::INSUFF_SERVER_RESOURCES
+            | TOO_MANY_OPENED_FILES,
+        ) => "the server has no room for another open file; close some there, or try again later",
         Some(MEDIA_WRITE_PROTECTED) => "the share is read-only; choose another one",
         _ => {
             return match error {

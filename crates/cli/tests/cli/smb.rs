@@ -310,7 +310,7 @@ fn a_put_that_is_interrupted_while_it_creates_or_keeps_the_file_ends_soon() {
     };
     write_noise(server.root.path(), "file", 100_000);
     for (silent, says) in [
-        (CREATE, "an unfinished file may be left at //"),
+        (CREATE, "the server has not answered: what was at //"),
         (WRITE, "the server deletes the unfinished //"),
         (CLOSE, "stored exists, it is complete"),
     ] {
@@ -502,7 +502,7 @@ fn sources_are_read_to_their_end_or_refused() {
 /// What can be known before a byte moves is said before, and nothing is left.
 #[test]
 fn what_cannot_be_stored_is_refused_before_a_byte_moves() {
-    let Some(server) = Server::start("") else {
+    let Some(server) = Server::start("veto files = /vetoed/") else {
         return;
     };
     let here = server.root.path();
@@ -541,6 +541,10 @@ fn what_cannot_be_stored_is_refused_before_a_byte_moves() {
         (
             &["put", "smb.conf", &server.place(&long)],
             "the server takes no file with this name",
+        ),
+        (
+            &["put", "smb.conf", &server.place("vetoed")],
+            "the server lets no file have this name",
         ),
         (
             &["put", "smb.conf", &server.place("no/file")],
