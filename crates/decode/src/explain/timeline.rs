@@ -172,6 +172,8 @@ struct LateAcknowledgement {
     by_client: bool,
     waited_since: u64,
     time: u64,
+    /// The frames before and after the wait.
+    frames: [u64; 2],
 }
 
 #[derive(Debug, Default)]
@@ -350,10 +352,16 @@ impl Timeline {
             && by_client != late.by_client
             && mark.time - late.time <= QUICK_SEND.saturating_add(round_trip)
         {
-            self.waits.turn(
-                [late.waited_since, late.time],
-                (Phase::DelayedAcknowledgement, Cause::DelayedAcknowledgement),
-            );
+            let (phase, cause) = (Phase::DelayedAcknowledgement, Cause::DelayedAcknowledgement);
+            if self.state.outstanding > 0 {
+                self.waits
+                    .turn([late.waited_since, late.time], (phase, cause));
+            } else {
+                // The client had a request, and did not think.
+                let waited = self.state.thought.min(late.time - late.waited_since);
+                self.state.thought -= waited;
+                self.account.add(phase, Some(cause), waited, late.frames);
+            }
         }
     }
 
@@ -404,10 +412,11 @@ impl Timeline {
         if self.state.lacks_smb2_credits {
             return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
         }
+        let (since, frame) = (self.now, self.frame);
         let path = self.state.done.saturating_add(round_trips.client);
         if self.now < path {
-            let cause = self.state.path_cause(round_trips);
-            self.add(Phase::Path, cause, path.min(next.time), next.frame);
+            let (phase, cause) = self.state.path(round_trips);
+            self.add(phase, cause, path.min(next.time), next.frame);
         }
         let quick = path.saturating_add(self.state.quick_thought());
         if self.now < quick && self.state.last.is_some() {
@@ -420,6 +429,7 @@ impl Timeline {
                 self.state.thought_since = self.frame;
             }
             self.state.thought += rest;
+            self.note_late(since, frame, next);
         }
     }
 
@@ -469,7 +479,7 @@ impl Timeline {
         } else if is_reduced && gap > round_trip / PARTS_OF_ROUND_TRIP && gap <= 3 * round_trip {
             (Phase::ReducedWindow, Some(Cause::Loss))
         } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
-            (Phase::Path, state.path_cause(round_trips))
+            state.path(round_trips)
         } else if gap <= LONG_PAUSE.max(2 * round_trip) {
             (phase, state.usual_cause(phase))
         } else if acknowledges && gap >= DELAYED_ACKNOWLEDGEMENT {
@@ -488,7 +498,7 @@ impl Timeline {
 
     /// Everything outstanding is in the server.
     fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
-        let since = self.now;
+        let (since, frame) = (self.now, self.frame);
         let state = &self.state;
         let whole = if state.is_blocked(true) || state.is_blocked(false) {
             Some((Phase::SendCredits, Some(Cause::SendCredits)))
@@ -509,11 +519,16 @@ impl Timeline {
         let asked = state.asked.first().map_or(self.now, |&(asked, _)| asked);
         let path = asked.saturating_add(round_trips.server);
         let quick = path.saturating_add(state.work);
-        let of_path = state.path_cause(round_trips);
+        let (path_phase, of_path) = state.path(round_trips);
         let of_server = state.usual_cause(Phase::Server);
-        self.wait(Phase::Path, of_path, path, next);
+        self.wait(path_phase, of_path, path, next);
         self.wait(Phase::Server, of_server, quick, next);
         self.wait(Phase::Server, Some(Cause::SlowServer), next.time, next);
+        self.note_late(since, frame, next);
+    }
+
+    /// Remembers an acknowledgement that ends a wait late.
+    fn note_late(&mut self, since: u64, frame: u64, next: &Mark) {
         if let What::Packet {
             by_client,
             has_data: false,
@@ -526,6 +541,7 @@ impl Timeline {
                 by_client,
                 waited_since: since,
                 time: next.time,
+                frames: [frame, next.frame],
             });
         }
     }
@@ -684,11 +700,15 @@ impl State {
         QUICK_THOUGHT + in_messages
     }
 
-    fn path_cause(&self, round_trips: RoundTrips) -> Option<Cause> {
-        if round_trips.longest() >= LONG_ROUND_TRIP {
-            round_trips.is_certain.then_some(Cause::Delay)
+    /// Returns for what the round trip of the path counts. A long one that was measured by answers only may be the time of
+    /// the other end.
+    fn path(&self, round_trips: RoundTrips) -> (Phase, Option<Cause>) {
+        if round_trips.longest() < LONG_ROUND_TRIP {
+            (Phase::Path, self.usual_cause(Phase::Path))
+        } else if round_trips.is_certain {
+            (Phase::Path, Some(Cause::Delay))
         } else {
-            self.usual_cause(Phase::Path)
+            (Phase::Unseen, None)
         }
     }
 

@@ -113,6 +113,58 @@ fn an_answer_that_waits_for_an_acknowledgement_is_named() {
     }
 }
 
+/// The client has the next request, and sends it when the server acknowledges what it sent before.
+#[test]
+fn a_request_that_waits_for_an_acknowledgement_is_named() {
+    let mut model = copy();
+    for _ in 0..20 {
+        let id = model.take_id();
+        model.message(I, &write(id, 0, &[1; 3000]), 1, model.now);
+        let done = other(answer(0x0009, id, SUCCESS), &[0; 16]);
+        model.message(R, &done, 1, model.now + MILLISECOND / 10);
+        // An answer to nothing, which the server acknowledges late.
+        model.message(
+            I,
+            &other(header(0x000c, id), &[0; 4]),
+            1,
+            model.now + MILLISECOND / 5,
+        );
+        model.now += 200 * MILLISECOND;
+        model.acknowledge(R, model.now);
+        model.now += MILLISECOND / 100;
+    }
+    let explanation = explain(&model.capture());
+    let first = causes(&explanation).first().copied();
+    assert_eq!(
+        first,
+        Some(Cause::DelayedAcknowledgement),
+        "{explanation:#?}"
+    );
+}
+
+/// Without the handshake and without packets that only acknowledge, the round trip may be the time of the server.
+#[test]
+fn a_round_trip_by_answers_only_tells_nothing() {
+    let mut model = Model::new(&HEALTHY);
+    for _ in 0..100 {
+        let id = model.take_id();
+        model.message(I, &read(id, 0, 1000, 0, &[]), 1, model.now);
+        model.now += 5 * MILLISECOND;
+        model.message(R, &read_answer(id, &[7; 1000], 0), 1, model.now);
+        model.now += MILLISECOND / 50;
+    }
+    let all = records(&model.capture());
+    let whole = explain(&model.capture());
+    assert_eq!(
+        causes(&whole).first(),
+        Some(&Cause::SlowServer),
+        "{whole:#?}"
+    );
+    let late = explain(&capture(all.into_iter().skip(20).collect()));
+    assert_eq!(causes(&late), [], "{late:#?}");
+    assert_eq!(late.verdict.limit, None, "{late:#?}");
+}
+
 /// The capture goes on for 60 s, with packets of another connection.
 #[test]
 fn a_request_without_an_answer_is_named() {
