@@ -227,7 +227,7 @@ impl Client for RdmaClient {
             receive: first_receive(),
             peer_serves_reads: None,
         };
-        let accepted = within(&self.runtime, self.facts.prompt, (incoming.accept)(answer));
+        let accepted = within(&self.runtime, self.facts.prompt, incoming.accept(answer));
         match accepted {
             Some(Ok(connected)) => Ok(Box::new(RdmaLink::new(
                 connected,

@@ -37,7 +37,7 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
             receive: first_receive(),
             peer_serves_reads: Some(4),
         };
-        (from, (incoming.accept)(answer).await.unwrap())
+        (from, incoming.accept(answer).await.unwrap())
     };
     let both = async { tokio::join!(connect, accept) };
     let (active, (from, passive)) = within_time("connecting", both).await;

@@ -177,7 +177,7 @@ pub(crate) async fn accept(incoming: IncomingRequest) -> Result<Connected, Provi
         receive: first_receive(),
         peer_serves_reads: None,
     };
-    within_time("answer", (incoming.accept)(answer)).await
+    within_time("answer", incoming.accept(answer)).await
 }
 
 pub(crate) async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {

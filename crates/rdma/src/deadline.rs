@@ -20,6 +20,25 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Number of times that one deadline is postponed.
 const MAX_POSTPONEMENTS: u8 = 3;
 
+/// Longest time from now to a deadline: a hundred years. Adding a longer one to an `Instant` can overflow.
+const MAX_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Returns `limit`, or a hundred years if it is longer. Settings such as `Duration::MAX`, which stand for "never", go
+/// through this before they are added to an `Instant`.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// let never = Instant::now() + smbdirect_rdma::deadline::bounded(Duration::MAX);
+/// ```
+pub const fn bounded(limit: Duration) -> Duration {
+    if limit.as_secs() < MAX_LIMIT.as_secs() {
+        limit
+    } else {
+        MAX_LIMIT
+    }
+}
+
 /// How many times a deadline was postponed.
 ///
 /// ```

@@ -6,14 +6,14 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    io,
+    fmt, io,
     sync::Arc,
 };
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
-use super::work::{Access, RemoteAddress, Token};
+use super::work::{Access, ByteCount, RemoteAddress, Token};
 
 /// A registration, as its owner advertises it to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Registration {
 }
 
 /// The error of a failed registration.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("{reason}")]
 pub struct RegisterError {
     /// The buffer, unchanged.
@@ -37,6 +37,16 @@ pub struct RegisterError {
 impl From<RegisterError> for io::Error {
     fn from(error: RegisterError) -> Self {
         error.reason.into()
+    }
+}
+
+/// Shows the number of bytes in the buffer, and not the bytes.
+impl fmt::Debug for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisterError")
+            .field("buffer", &ByteCount(self.buffer.len()))
+            .field("reason", &self.reason)
+            .finish()
     }
 }
 
@@ -53,6 +63,9 @@ pub enum RegisterFault {
     /// The provider refused the registration, with an error code of the operating system.
     #[error("the provider refused the registration (error {0})")]
     Provider(i32),
+    /// The connection has ended or is closing, so the peer cannot use the buffer any more.
+    #[error("the connection has ended or is closing")]
+    Connection,
 }
 
 impl From<RegisterFault> for io::Error {
@@ -61,6 +74,7 @@ impl From<RegisterFault> for io::Error {
             RegisterFault::TooLong => io::ErrorKind::InvalidInput,
             RegisterFault::NoToken => io::ErrorKind::OutOfMemory,
             RegisterFault::Provider(number) => Self::from_raw_os_error(number).kind(),
+            RegisterFault::Connection => io::ErrorKind::NotConnected,
         };
         Self::new(kind, fault)
     }

@@ -16,8 +16,9 @@ use std::{
     fmt,
     future::Future,
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -103,7 +104,7 @@ pub struct Connected {
 }
 
 /// A listener, which waits for connection requests.
-pub trait ProviderListener: Send + fmt::Debug {
+pub trait ProviderListener: Send + Sync + fmt::Debug {
     /// Returns the address of the listener, with its actual port.
     fn local_addr(&self) -> SocketAddr;
 
@@ -141,9 +142,9 @@ impl Admission {
         Self(Arc::new(admit))
     }
 
-    /// Asks about the peer with this address.
+    /// Asks about the peer with this address. A panic of the function refuses the peer, and ends nothing else.
     pub fn admit(&self, peer: SocketAddr) -> Option<Place> {
-        (self.0)(peer)
+        catch_unwind(AssertUnwindSafe(|| (self.0)(peer))).unwrap_or_default()
     }
 }
 
@@ -153,7 +154,12 @@ impl fmt::Debug for Admission {
     }
 }
 
+/// The function that accepts a connection request.
+type Accept =
+    dyn FnOnce(AcceptRequest) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send;
+
 /// A connection request that is not answered yet. Dropping it refuses the connection.
+#[non_exhaustive]
 pub struct IncomingRequest {
     /// The address of the peer.
     pub peer_addr: SocketAddr,
@@ -165,10 +171,38 @@ pub struct IncomingRequest {
     pub knows_read_depths: bool,
     /// The place of the peer, if the provider has asked an [`Admission`].
     pub place: Option<Place>,
+    /// The function of the provider. It need not be `Sync`, and the mutex makes the request `Sync`.
+    accept: Mutex<Box<Accept>>,
+}
+
+impl IncomingRequest {
+    /// Creates a request without a place. `accept` accepts the connection.
+    pub fn new<F>(
+        peer_addr: SocketAddr,
+        private_data: Bytes,
+        knows_read_depths: bool,
+        accept: impl FnOnce(AcceptRequest) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Connected, ProviderError>> + Send + 'static,
+    {
+        Self {
+            peer_addr,
+            private_data,
+            knows_read_depths,
+            place: None,
+            accept: Mutex::new(Box::new(move |answer| Box::pin(accept(answer)))),
+        }
+    }
+
     /// Accepts the connection.
-    pub accept: Box<
-        dyn FnOnce(AcceptRequest) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send,
-    >,
+    pub fn accept(
+        self,
+        answer: AcceptRequest,
+    ) -> BoxFuture<'static, Result<Connected, ProviderError>> {
+        let accept = self.accept.into_inner();
+        accept.unwrap_or_else(PoisonError::into_inner)(answer)
+    }
 }
 
 impl fmt::Debug for IncomingRequest {

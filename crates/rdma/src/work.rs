@@ -145,6 +145,16 @@ impl fmt::Debug for Inline {
     }
 }
 
+/// A number of bytes, which stands in debugging output for the bytes themselves: they may be secret, and long.
+#[derive(Clone, Copy)]
+pub struct ByteCount(pub usize);
+
+impl fmt::Debug for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0)
+    }
+}
+
 /// A request for a queue pair to do something.
 #[derive(Debug)]
 pub enum WorkRequest {

@@ -75,7 +75,7 @@ fn ask(provider: &dyn Provider, address: SocketAddr) -> Result<()> {
 fn serve(listener: &mut dyn ProviderListener) -> Result<()> {
     let incoming = block_on(listener.accept())?;
     let mut engine = Connection::passive(Config::default(), Instant::now());
-    let connected = block_on((incoming.accept)(AcceptRequest {
+    let connected = block_on(incoming.accept(AcceptRequest {
         private_data: Bytes::new(),
         receive: engine.negotiate_receive(),
         peer_serves_reads: None,
@@ -148,7 +148,7 @@ impl End {
     }
 
     fn send(&mut self, message: &'static [u8]) -> Result<()> {
-        let message = Bytes::from_static(message).into();
+        let message = Bytes::from_static(message);
         Ok(self.engine.send(MessageId::UNWATCHED, message, None)?)
     }
 

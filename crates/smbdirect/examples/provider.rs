@@ -113,14 +113,16 @@ impl ProviderListener for CountingListener {
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async {
-            let incoming = self.inner.accept().await?;
-            let (accept, posted) = (incoming.accept, self.posted.clone());
-            Ok(IncomingRequest {
-                accept: Box::new(|answer| {
-                    Box::pin(async move { Ok(count(accept(answer).await?, &posted)) })
-                }),
-                ..incoming
-            })
+            let mut incoming = self.inner.accept().await?;
+            let (place, posted) = (incoming.place.take(), self.posted.clone());
+            let mut counted = IncomingRequest::new(
+                incoming.peer_addr,
+                incoming.private_data.clone(),
+                incoming.knows_read_depths,
+                |answer| async move { Ok(count(incoming.accept(answer).await?, &posted)) },
+            );
+            counted.place = place;
+            Ok(counted)
         })
     }
 }

@@ -153,9 +153,7 @@ impl End {
     }
 
     fn send(&mut self, message: &'static str) -> Result<()> {
-        Ok(self
-            .engine
-            .send(MessageId::UNWATCHED, message.into(), None)?)
+        Ok(self.engine.send(MessageId::UNWATCHED, message, None)?)
     }
 
     /// Returns the next message. The messages of this program fit into one segment each.

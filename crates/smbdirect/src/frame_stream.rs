@@ -32,8 +32,8 @@ use crate::{
 ///   [`Connection::close`] does. SMB Direct has no half-close: the peer cannot answer afterwards. After `shutdown`, what
 ///   has arrived can still be read. Dropping the stream discards it. To know that the peer has taken everything, await
 ///   [`closed`](Connection::closed) of a clone of the connection.
-/// - **Reading** ends with the end of the stream when either end has closed the connection, and fails with the error of
-///   the connection otherwise. A message of 16 MiB or more does not fit a frame: it aborts the connection, and nothing
+/// - **Reading** ends with the end of the stream when either end has closed the connection between two messages, and
+///   fails with the error of the connection otherwise: `UnexpectedEof` in the middle of a message. A message of 16 MiB or more does not fit a frame: it aborts the connection, and nothing
 ///   is read any more. It can only arrive if `max_fragmented_receive_size` allows it.
 #[derive(Debug)]
 pub struct FrameStream {
@@ -149,9 +149,7 @@ impl FrameStream {
         }
         let segment = match ready!(self.connection.poll_recv_segment(context)) {
             Ok(segment) => segment,
-            Err(ConnectionError::Closed | ConnectionError::ClosedHere)
-                if !self.is_within_message =>
-            {
+            Err(ConnectionError::Closed | ConnectionError::ClosedHere) => {
                 return Poll::Ready(Ok(false));
             }
             Err(error) => return Poll::Ready(Err(error.into())),

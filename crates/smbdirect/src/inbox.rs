@@ -7,7 +7,7 @@
 //! The cost of the messages in the inbox therefore bounds the memory that they use; see
 //! [`Config::receive_memory`].
 
-use std::{collections::VecDeque, mem};
+use std::{collections::VecDeque, fmt, mem};
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -18,7 +18,7 @@ use crate::{
             cold_path,
             pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
         },
-        work::Token,
+        work::{ByteCount, Token},
     },
 };
 
@@ -53,7 +53,7 @@ const ARENA_BYTES: usize = 64 << 10;
 static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
 /// A part of a message that has arrived; [`recv_segment`](crate::Connection::recv_segment) returns it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct Segment {
     /// The bytes of the message that have arrived and were not taken before.
@@ -62,6 +62,17 @@ pub struct Segment {
     pub remaining: u32,
     /// The token of this end that the message invalidated, given with the end of the message.
     pub invalidated_token: Option<Token>,
+}
+
+/// Shows the number of bytes, and not the bytes.
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("payload", &ByteCount(self.payload.len()))
+            .field("remaining", &self.remaining)
+            .field("invalidated_token", &self.invalidated_token)
+            .finish()
+    }
 }
 
 /// The messages of one connection that were not taken.
@@ -113,6 +124,17 @@ impl Inbox {
     /// is not counted: it must be received whole, and MaxFragmentedRecvSize limits it.
     pub(crate) fn cost(&self) -> usize {
         self.cost
+    }
+
+    /// Returns the number of whole messages.
+    #[inline(always)]
+    pub(crate) fn whole_messages(&self) -> usize {
+        self.complete.len()
+    }
+
+    /// Returns the bytes of the message that is arriving which have not arrived, or 0 between messages.
+    pub(crate) const fn missing(&self) -> u32 {
+        self.remaining
     }
 
     /// Discards all messages, and those that arrive from now on.
@@ -294,6 +316,27 @@ impl Inbox {
         }
         // This is the last step, so that the message is moved only once, directly to the caller.
         self.complete.pop_front()
+    }
+
+    /// Takes the whole message with this index, counted from the oldest.
+    #[inline(always)]
+    pub(crate) fn take_at(&mut self, index: usize) -> Option<Message> {
+        if index == 0 {
+            return self.take();
+        }
+        cold_path();
+        let message = self.complete.remove(index)?;
+        self.cost -= message.len() + MESSAGE_OVERHEAD_BYTES;
+        let mut before = index as u64;
+        for run in &mut self.runs {
+            if before < u64::from(*run) {
+                // An empty run goes when the message before it is taken.
+                *run -= 1;
+                break;
+            }
+            before -= u64::from(*run);
+        }
+        Some(message)
     }
 
     #[inline(always)]
@@ -574,6 +617,34 @@ mod tests {
             assert_eq!(taken.remaining as usize, left);
         }
         assert!(inbox.runs.is_empty() && inbox.cost() == 0);
+    }
+
+    #[test]
+    fn messages_are_taken_in_any_order() {
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut inbox = Inbox::default();
+            let mut expected = Vec::new();
+            for length in 1..=30_usize {
+                let message = Bytes::from(vec![length as u8; length]);
+                if random.bool() && length > 1 {
+                    inbox.push(message.slice(..1), length as u32 - 1, None);
+                    inbox.push(message.slice(1..), 0, None);
+                } else {
+                    inbox.push(message.clone(), 0, None);
+                }
+                expected.push(message);
+            }
+            while !expected.is_empty() {
+                let index = random.usize(..expected.len());
+                let message = inbox.take_at(index).unwrap();
+                assert_eq!(message.into_bytes(), expected.remove(index));
+                assert!(inbox.take_at(expected.len()).is_none());
+            }
+            assert_eq!(inbox.cost(), 0, "seed {seed}");
+            inbox.push(Bytes::from(vec![1; 2 * ADJACENT_BYTES]), 0, None);
+            assert!(inbox.take_at(0).is_some() && inbox.runs.is_empty());
+        }
     }
 
     #[test]

@@ -253,7 +253,7 @@ impl Incoming {
             receive: engine.negotiate_receive(),
             peer_serves_reads,
         };
-        let accepting = (request.accept)(answer);
+        let accepting = request.accept(answer);
         let connected = within(config.passive_negotiation_timeout, accepting)
             .await
             .ok_or(AcceptError::TimedOut)?

@@ -170,7 +170,7 @@
 //! | bytes to the socket | while `stream.prepare() > 0`: `transmit_slices(&mut slices)` fills in `IoSlice`s and returns their number, and `transmitted(count)` takes the number of bytes written |
 //! | bytes from the socket | `stream.handle_bytes`, and `handle_end` at its end |
 //! | time | `engine.poll_timeout` is when to call `handle_timeout` |
-//! | messages | `engine.send(MessageId::UNWATCHED, bytes.into(), None)`; `Event::Segment { payload, remaining, .. }` is a part of a message, the last one if nothing remains |
+//! | messages | `engine.send(MessageId::UNWATCHED, bytes, None)`; `Event::Segment { payload, remaining, .. }` is a part of a message, the last one if nothing remains |
 //! | end | `engine.close`, then `stream.close` and `finish` after `Event::Closed` |
 //!
 //! # Examples and modules

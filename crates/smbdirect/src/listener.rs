@@ -34,7 +34,7 @@ const BACKLOG: usize = 256;
 /// Accepts SMB Direct connections.
 ///
 /// Each peer negotiates in a task of its own, so that a silent peer does not delay others. A failed
-/// attempt is logged and has no other effect. Dropping the listener stops listening and closes
+/// attempt is logged and has no other effect. Dropping the listener, or [`close`](Self::close), stops listening and closes
 /// connections that were not accepted yet. Accepted connections continue. When the drop returns, another listener can
 /// use the address.
 ///
@@ -44,7 +44,7 @@ pub struct Listener {
     local_addr: SocketAddr,
     connections: Receiver<Result<Connection, ProviderError>>,
     config: Arc<Mutex<Config>>,
-    _task: OwnedTask,
+    task: OwnedTask,
 }
 
 impl Listener {
@@ -81,7 +81,7 @@ impl Listener {
             local_addr,
             connections: connections.into(),
             config: config.clone(),
-            _task: OwnedTask::spawn(listen(listener, config, sender)),
+            task: OwnedTask::spawn(listen(listener, config, sender)),
         })
     }
 
@@ -137,6 +137,33 @@ impl Listener {
     /// by then get no connection.
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
         self.connections.recv().await.unwrap_or_else(failed_before)
+    }
+
+    /// Stops listening, closes the connections that were not accepted, and returns when they are over. When the future is
+    /// first polled, another listener can use the address.
+    ///
+    /// ```no_run
+    /// # async fn example(listener: smbdirect::Listener) {
+    /// listener.close().await;
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes these connections in the background.
+    pub async fn close(self) {
+        let Self {
+            task,
+            mut connections,
+            ..
+        } = self;
+        drop(task);
+        let mut closing = Vec::new();
+        while let Some(connection) = connections.recv().await {
+            closing.extend(connection.inspect(Connection::start_close));
+        }
+        for connection in closing {
+            connection.closed().await;
+        }
     }
 
     /// Polls for the next negotiated connection, for hand-written futures. Only the waker of the last call is

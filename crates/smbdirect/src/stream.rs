@@ -113,6 +113,9 @@ async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
             Err(ConnectionError::Closed | ConnectionError::ClosedHere) => return,
             Err(error) => {
                 warn!(peer = %connection.peer_addr(), %error, "a stream ends");
+                if let Some(open) = &mut socket {
+                    write_cut_frame(connection, open).await;
+                }
                 return;
             }
         };
@@ -129,9 +132,30 @@ async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
     }
 }
 
+/// Writes the begin of a frame whose message has not arrived whole, so that the program reads an end of the stream within
+/// a frame, as it would with TCP.
+async fn write_cut_frame(connection: &Connection, socket: &mut OwnedWriteHalf) {
+    let mut begin = Message::default();
+    let mut length = 0;
+    while let Ok(segment) = connection.recv_segment().await {
+        begin.push(segment.payload);
+        length = begin.len() + segment.remaining as usize;
+    }
+    if (1..=MAX_FRAME_LENGTH).contains(&length)
+        && let Err(error) = write_part(socket, length as u32, begin).await
+    {
+        debug!(peer = %connection.peer_addr(), %error, "the program has closed its stream");
+    }
+}
+
 /// Writes a message of at most [`MAX_FRAME_LENGTH`] as a frame.
 async fn write_frame(socket: &mut OwnedWriteHalf, message: Message) -> io::Result<()> {
-    let header = (message.len() as u32).to_be_bytes();
+    write_part(socket, message.len() as u32, message).await
+}
+
+/// Writes the header of a frame with a message of `length` bytes, and `message`, the message or its begin.
+async fn write_part(socket: &mut OwnedWriteHalf, length: u32, message: Message) -> io::Result<()> {
+    let header = length.to_be_bytes();
     let mut frame = Buf::chain(&header[..], message);
     let socket: &UnixStream = (*socket).as_ref();
     while frame.has_remaining() {

@@ -5,6 +5,7 @@
 //! a lock: a waker may own the last handle of what the lock protects.
 
 use std::{
+    collections::VecDeque,
     mem,
     task::{Context, Poll, Waker},
 };
@@ -164,55 +165,96 @@ impl<T> Abandoned<T> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Place(u64);
 
-/// The wakers of the futures and tasks that wait for a condition.
+/// The wakers of the futures and tasks that wait for a condition, in the order in which they began to wait.
 #[derive(Debug, Default)]
 pub(crate) struct WakerList {
-    /// The wakers: of a future with its place, or of a task without one.
-    wakers: Vec<(Option<Place>, Waker)>,
+    waiting: VecDeque<Waiting>,
     last_place: u64,
+}
+
+/// A future or task in a [`WakerList`].
+#[derive(Debug)]
+struct Waiting {
+    /// The place of a future; a task has none.
+    place: Option<Place>,
+    waker: Waker,
+    /// The future was woken and was not polled since.
+    is_woken: bool,
 }
 
 impl WakerList {
     /// Adds the waker of a task, unless the task is in the list.
     pub(crate) fn add_task(&mut self, waker: &Waker) {
-        let mut of_tasks = self.wakers.iter().filter(|(place, _)| place.is_none());
-        if !of_tasks.any(|(_, waiting)| waiting.will_wake(waker)) {
-            self.wakers.push((None, waker.clone()));
+        let mut tasks = self.waiting.iter().filter(|task| task.place.is_none());
+        if !tasks.any(|task| task.waker.will_wake(waker)) {
+            self.push(None, waker);
         }
+    }
+
+    fn push(&mut self, place: Option<Place>, waker: &Waker) {
+        self.waiting.push_back(Waiting {
+            place,
+            waker: waker.clone(),
+            is_woken: false,
+        });
+    }
+
+    /// Returns the number of futures that have waited for longer than the one at `place`, or of all if it is not in the
+    /// list.
+    #[inline]
+    pub(crate) fn ahead(&self, place: Option<Place>) -> usize {
+        self.find(place).unwrap_or(self.waiting.len())
+    }
+
+    fn find(&self, place: Option<Place>) -> Option<usize> {
+        place?;
+        self.waiting
+            .iter()
+            .position(|waiting| waiting.place == place)
     }
 
     /// Adds the waker of a future and stores its place in the list. A future that is in the list keeps its
     /// place. Returns the waker that this one replaces, for the caller to drop outside its lock.
     pub(crate) fn add_future(&mut self, place: &mut Option<Place>, waker: &Waker) -> Option<Waker> {
-        if place.is_some()
-            && let Some((_, known)) = self.wakers.iter_mut().find(|(other, _)| other == place)
-        {
-            let is_same = known.will_wake(waker);
-            return (!is_same).then(|| mem::replace(known, waker.clone()));
+        if let Some(index) = self.find(*place) {
+            let known = &mut self.waiting[index];
+            known.is_woken = false;
+            let is_same = known.waker.will_wake(waker);
+            return (!is_same).then(|| mem::replace(&mut known.waker, waker.clone()));
         }
         self.last_place += 1;
         *place = Some(Place(self.last_place));
-        self.wakers.push((*place, waker.clone()));
+        self.push(*place, waker);
         None
     }
 
     /// Removes the waker of a future and returns it, for the caller to drop outside its lock.
     pub(crate) fn remove(&mut self, place: Option<Place>) -> Option<Waker> {
-        let place = Some(place?);
-        let at = self.wakers.iter().position(|&(other, _)| other == place)?;
-        Some(self.wakers.swap_remove(at).1)
+        let index = self.find(place)?;
+        self.waiting.remove(index).map(|waiting| waiting.waker)
     }
 
     /// Returns whether nothing waits.
     #[inline]
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.wakers.is_empty()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Moves all wakers to `wakes`.
     #[inline]
     pub(crate) fn take(&mut self, wakes: &mut Vec<Waker>) {
-        wakes.extend(self.wakers.drain(..).map(|(_, waker)| waker));
+        wakes.extend(self.waiting.drain(..).map(|waiting| waiting.waker));
+    }
+
+    /// Copies to `wakes` the wakers of those of the first `count` futures that were not woken already. They stay in the
+    /// list until they remove themselves.
+    #[inline]
+    pub(crate) fn wake_first(&mut self, count: usize, wakes: &mut Vec<Waker>) {
+        let first = self.waiting.iter_mut().take(count);
+        for waiting in first.filter(|waiting| !waiting.is_woken) {
+            waiting.is_woken = true;
+            wakes.push(waiting.waker.clone());
+        }
     }
 }
 

@@ -28,6 +28,8 @@ use self::{
     roce::RocePeer,
 };
 
+#[path = "hostile/cut.rs"]
+mod cut;
 #[allow(dead_code, reason = "what only the regression tests say")]
 mod peer;
 #[path = "hostile/roce.rs"]

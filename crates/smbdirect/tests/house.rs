@@ -16,6 +16,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         &["engine", "rdma::software", "rdma::work", "wire"],
     ),
     ("engine/timer.rs", &["deadline"]),
+    ("engine/config.rs", &["deadline"]),
     ("engine/", &["rdma::software", "rdma::work", "wire"]),
     ("waiters.rs", &["rdma::software"]),
     ("inbox.rs", &["engine", "rdma::software", "rdma::work"]),

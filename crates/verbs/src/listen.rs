@@ -193,13 +193,12 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
         capabilities,
         config,
     };
-    Ok(IncomingRequest {
-        peer_addr: request.id().peer_addr()?,
-        private_data: event.private_data,
+    Ok(IncomingRequest::new(
+        request.id().peer_addr()?,
+        event.private_data,
         knows_read_depths,
-        place: None,
-        accept: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
-    })
+        move |answer| async move { request.accept(answer) },
+    ))
 }
 
 /// A connection request that waits for an answer. Dropping it rejects the request.

@@ -379,7 +379,7 @@ impl End {
 
     pub(super) fn close(&mut self) {
         self.engine.close();
-        let message = self.engine.send(MessageId(0), "late".into(), None);
+        let message = self.engine.send(MessageId(0), "late", None);
         assert!(message.is_err(), "a message is taken behind the close");
     }
 

@@ -358,13 +358,13 @@ impl Stream {
         }
     }
 
-    /// Handles the loss of the TCP connection.
+    /// Handles the loss of the transport, with the error of the socket.
     #[cold]
-    pub fn handle_loss(&mut self, error: ProviderError) {
+    pub fn handle_loss(&mut self, error: impl Into<ProviderError>) {
         if self.finished {
             return self.end(Disconnect::Local);
         }
-        self.fail(StreamError::Lost(error).into());
+        self.fail(StreamError::Lost(error.into()).into());
     }
 
     /// Closes the stream for new work. Posted work continues.

@@ -34,13 +34,10 @@ pub(super) struct Request {
 impl Request {
     /// Converts the request for a listener with `limits`.
     pub(super) fn into_incoming(mut self, limits: Limits) -> IncomingRequest {
-        IncomingRequest {
-            peer_addr: self.from,
-            private_data: mem::take(&mut self.private_data),
-            knows_read_depths: true,
-            place: None,
-            accept: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
-        }
+        let private_data = mem::take(&mut self.private_data);
+        IncomingRequest::new(self.from, private_data, true, move |answer| async move {
+            self.accept(answer, limits)
+        })
     }
 
     /// Connects both ends and returns the accepting one.

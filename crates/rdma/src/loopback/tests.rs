@@ -89,7 +89,7 @@ fn pair(active: &Loopback, passive: &Loopback, peer_serves_reads: Option<u32>) -
     let mut connect = active.connect(request(listener.local_addr()));
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
-    let passive = now((incoming.accept)(answer(peer_serves_reads))).unwrap();
+    let passive = now(incoming.accept(answer(peer_serves_reads))).unwrap();
     [now(connect).unwrap(), passive]
 }
 
@@ -158,7 +158,7 @@ fn accepting_a_withdrawn_request_fails() {
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
     drop(connect);
-    let connected = now((incoming.accept)(answer(None)));
+    let connected = now(incoming.accept(answer(None)));
     assert_eq!(kind(connected), ProviderErrorKind::Reset);
 }
 

@@ -50,6 +50,7 @@ use self::{
     signature::Cause,
 };
 use crate::{
+    deadline::bounded,
     memory::{DeregisterError, RegisterError, RegisterFault, Registration},
     roce::{
         Psn,
@@ -282,7 +283,7 @@ impl Endpoint {
             (Teardown::Graceful, Stage::Open) => {
                 pair.close();
                 connection.stage = Stage::Draining;
-                connection.close_deadline = Some(now + self.settings.close_timeout);
+                connection.close_deadline = Some(now + bounded(self.settings.close_timeout));
             }
             (Teardown::Abort, Stage::Open | Stage::Draining | Stage::Disconnecting) => {
                 self.end(now, id.0, Disconnect::Local, Cause::Aborted);

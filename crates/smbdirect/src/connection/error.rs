@@ -1,13 +1,16 @@
 //! The errors of [`Connection`](super::Connection).
 
-use std::io;
+use std::{fmt, io};
 
 use bytes::BytesMut;
 use thiserror::Error;
 
 use crate::{
     engine::{ConnectionError, Message, SendError, TransferFault},
-    rdma::{memory::RegisterFault, work::ProviderError},
+    rdma::{
+        memory::RegisterFault,
+        work::{ByteCount, ProviderError},
+    },
 };
 
 /// Why [`Connection::connect`](super::Connection::connect) failed.
@@ -73,7 +76,7 @@ impl From<TrySendError> for io::Error {
 }
 
 /// A read that failed, with its buffer.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("{fault}")]
 #[non_exhaustive]
 pub struct ReadError {
@@ -83,6 +86,17 @@ pub struct ReadError {
     pub buffer: Option<BytesMut>,
 }
 
+/// Shows the number of bytes in the buffer, and not the bytes.
+impl fmt::Debug for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let buffer = self.buffer.as_ref().map(|buffer| ByteCount(buffer.len()));
+        f.debug_struct("ReadError")
+            .field("fault", &self.fault)
+            .field("buffer", &buffer)
+            .finish()
+    }
+}
+
 impl From<ReadError> for io::Error {
     fn from(error: ReadError) -> Self {
         error.fault.into()
@@ -90,7 +104,7 @@ impl From<ReadError> for io::Error {
 }
 
 /// A registration of several buffers that failed at one of them. None of them is registered.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("buffer {index} of those to register: {reason}")]
 #[non_exhaustive]
 pub struct RegisterAllError {
@@ -101,6 +115,18 @@ pub struct RegisterAllError {
     pub index: usize,
     /// Why that buffer was not registered.
     pub reason: RegisterFault,
+}
+
+/// Shows the number of bytes in each buffer, and not the bytes.
+impl fmt::Debug for RegisterAllError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lengths = self.buffers.iter().map(|buffer| ByteCount(buffer.len()));
+        f.debug_struct("RegisterAllError")
+            .field("buffers", &lengths.collect::<Vec<_>>())
+            .field("index", &self.index)
+            .field("reason", &self.reason)
+            .finish()
+    }
 }
 
 impl From<RegisterAllError> for io::Error {

@@ -33,7 +33,8 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// Fails if the provider refuses the registration. The error returns the buffer.
+    /// Fails if the connection has ended or is closing, or if the provider refuses the registration. The error returns
+    /// the buffer.
     pub fn register(
         &self,
         buffer: BytesMut,

@@ -1,6 +1,7 @@
 //! Receiving messages, whole or in parts.
 
 use std::{
+    iter,
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,7 +15,8 @@ use crate::{
 
 impl Connection {
     /// Receives the next message (3.1.5.8), with the token that it invalidated. Messages that arrived
-    /// before the connection ended are returned before its error.
+    /// before the connection ended are returned before its error. If several tasks call this, the one that waits for
+    /// the longest time gets the next message, and one message wakes one task.
     ///
     /// ```
     /// # use smbdirect::{Config, Connection, Listener, Loopback};
@@ -38,10 +40,13 @@ impl Connection {
     /// Dropping the future loses no message.
     ///
     /// # Errors
-    /// Returns why the connection is over.
+    /// Returns why the connection is over. [`Closed`](ConnectionError::Closed) means that every message was received
+    /// whole; otherwise the error is [`Truncated`](ConnectionError::Truncated).
     pub async fn recv(&self) -> Result<Message, ConnectionError> {
         self.shared()
-            .busy_wait(Condition::Message, take(State::take_message))
+            .busy_wait(Condition::Message, |state, ahead| {
+                take(state, |state| state.take_message(ahead))
+            })
             .await
     }
 
@@ -77,7 +82,9 @@ impl Connection {
     /// Returns why the connection is over.
     pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
         self.shared()
-            .busy_wait(Condition::Segment, take(State::take_segment))
+            .busy_wait(Condition::Segment, |state, _| {
+                take(state, State::take_segment)
+            })
             .await
     }
 
@@ -98,7 +105,7 @@ impl Connection {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Segment, ConnectionError>> {
-        let take = take(State::take_segment);
+        let take = |state: &mut State| take(state, State::take_segment);
         self.shared().busy_poll(context, Condition::Segment, take)
     }
 
@@ -137,13 +144,17 @@ impl Connection {
         if limit == 0 {
             return Ok(0);
         }
-        let before = messages.len();
-        let take = take(|state| {
-            let arrived = std::iter::from_fn(|| state.take_message());
-            messages.extend(arrived.take(limit));
-            (messages.len() > before).then(|| messages.len() - before)
-        });
-        self.shared().busy_wait(Condition::Message, take).await
+        self.shared()
+            .busy_wait(Condition::Message, |state, ahead| {
+                take(state, |state| {
+                    let before = messages.len();
+                    let arrived = iter::from_fn(|| state.take_message(ahead));
+                    messages.extend(arrived.take(limit));
+                    let count = messages.len() - before;
+                    (count > 0).then_some(count)
+                })
+            })
+            .await
     }
 
     /// Sets how long [`recv`](Self::recv), [`recv_segment`](Self::recv_segment) and
@@ -176,15 +187,15 @@ impl Connection {
     }
 }
 
-/// Returns a function that takes a value from the inbox, or the reason if the connection is over.
+/// Takes a value from the inbox, or the reason if the connection is over.
+#[inline(always)]
 fn take<R>(
-    mut take: impl FnMut(&mut State) -> Option<R>,
-) -> impl FnMut(&mut State) -> Option<Result<R, ConnectionError>> {
-    move |state| {
-        if let Some(taken) = take(state) {
-            state.taken();
-            return Some(Ok(taken));
-        }
-        state.error().map(Err)
+    state: &mut State,
+    take: impl FnOnce(&mut State) -> Option<R>,
+) -> Option<Result<R, ConnectionError>> {
+    if let Some(taken) = take(state) {
+        state.taken();
+        return Some(Ok(taken));
     }
+    state.receive_error().map(Err)
 }

@@ -20,18 +20,24 @@ use super::{
 const SPINS_PER_CLOCK_READ: u32 = 16;
 
 impl Shared {
-    /// Waits until `poll` returns a value, as [`wait`](Self::wait) does, and busy-polls before it sleeps.
+    /// Waits until `poll` returns a value, as [`wait`](Self::wait) does, and busy-polls before it sleeps. `poll` gets the
+    /// number of futures that have waited for `condition` for longer.
     pub(crate) async fn busy_wait<R>(
         &self,
         condition: Condition,
-        mut poll: impl FnMut(&mut State) -> Option<R>,
+        mut poll: impl FnMut(&mut State, usize) -> Option<R>,
     ) -> R {
         let mut registered = Registered::new(self, condition);
         poll_fn(|context| {
             // The old waker is dropped after the lock is released, because it may own the last handle of the
             // connection.
             let mut old = None;
-            self.spin(&mut poll, |state, waits| {
+            let place = registered.place();
+            let poll = |state: &mut State| {
+                let ahead = state.waiting.list(condition).ahead(place);
+                poll(state, ahead)
+            };
+            self.spin(poll, |state, waits| {
                 old = registered.update(state, context, waits);
             })
         })

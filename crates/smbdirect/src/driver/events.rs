@@ -26,7 +26,7 @@ impl State {
                     self.inbox.push(payload, remaining, invalidated);
                     if remaining == 0 {
                         self.schedule.message_arrived(self.inbox.cost() - before);
-                        self.wake(Condition::Message);
+                        self.wake_receivers();
                     }
                     self.wake(Condition::Segment);
                 }

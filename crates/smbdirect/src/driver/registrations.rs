@@ -4,16 +4,24 @@ use bytes::BytesMut;
 
 use super::state::State;
 use crate::rdma::{
-    memory::{DeregisterError, RegisterError, Registration},
+    memory::{DeregisterError, RegisterError, RegisterFault, Registration},
     work::{Access, Token},
 };
 
 impl State {
+    /// Registers a buffer.
+    ///
+    /// # Errors
+    /// Fails if the connection has ended or is closing, or if the provider refuses the buffer.
     pub(crate) fn register(
         &mut self,
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
+        if self.closed.is_some() || self.engine.is_closing() {
+            let reason = RegisterFault::Connection;
+            return Err(RegisterError { buffer, reason });
+        }
         let registration = self.queue_pair.register(buffer, access)?;
         self.regions += 1;
         self.registrations += 1;

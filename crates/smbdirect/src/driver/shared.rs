@@ -122,6 +122,11 @@ impl<'a> Registered<'a> {
         }
     }
 
+    /// Returns the place of the future in the list of its condition, if it waits.
+    pub(super) const fn place(&self) -> Option<Place> {
+        self.place
+    }
+
     /// Registers the waker of `context` if the future waits, or removes the waker of an earlier poll. Returns the
     /// waker that is not registered any more, which the caller drops without the lock.
     #[inline]
@@ -141,8 +146,13 @@ impl<'a> Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        if self.place.is_some() {
-            let remove = |state: &mut State| state.waiting.list(self.condition).remove(self.place);
+        if let Some(place) = self.place.take() {
+            let remove = |state: &mut State| {
+                let waker = state.waiting.list(self.condition).remove(Some(place));
+                // A message for which this future was woken is for the next one.
+                state.wake_receivers();
+                waker
+            };
             drop(self.shared.with(remove));
         }
     }

@@ -266,10 +266,13 @@ impl State {
 
     // Receiving
 
-    /// Takes the oldest whole message. Call [`taken`](Self::taken) after the last one.
+    /// Takes the oldest whole message that is not due to the `ahead` futures that have waited for longer. Call
+    /// [`taken`](Self::taken) after the last one. After the end of the connection no message is due to others, because
+    /// a future that is not polled any more would keep it.
     #[inline]
-    pub(crate) fn take_message(&mut self) -> Option<Message> {
-        self.inbox.take()
+    pub(crate) fn take_message(&mut self, ahead: usize) -> Option<Message> {
+        let ahead = if self.closed.is_some() { 0 } else { ahead };
+        self.inbox.take_at(ahead)
     }
 
     /// Takes the oldest message, or the arrived part of a message that is still arriving.
@@ -378,6 +381,19 @@ impl State {
         self.wake_task();
     }
 
+    /// Returns why no message follows, if the connection is over and the arrived messages were taken.
+    #[inline]
+    pub(crate) fn receive_error(&self) -> Option<ConnectionError> {
+        match self.closed.clone()? {
+            ConnectionError::Closed | ConnectionError::ClosedHere if self.inbox.missing() > 0 => {
+                Some(ConnectionError::Truncated {
+                    missing: self.inbox.missing(),
+                })
+            }
+            error => Some(error),
+        }
+    }
+
     /// Returns why the connection is over for the protocol, if it is. Its last work may still be under
     /// way.
     #[inline]
@@ -391,6 +407,14 @@ impl State {
     }
 
     // Wake-ups
+
+    /// Wakes as many of the futures that wait for a whole message as there are messages, the first ones first.
+    #[inline]
+    pub(super) fn wake_receivers(&mut self) {
+        let messages = self.inbox.whole_messages();
+        let receivers = self.waiting.list(Condition::Message);
+        receivers.wake_first(messages, &mut self.wakes);
+    }
 
     /// Wakes the futures that wait until a message can begin, if it can.
     pub(super) fn wake_if_ready(&mut self) {

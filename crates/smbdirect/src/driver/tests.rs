@@ -163,7 +163,7 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
 /// Submits a message to the engine without flushing it.
 fn queue_message(state: &mut State, message: &'static str) {
     let id = MessageId(state.sends.insert() as u64);
-    state.engine.send(id, message.into(), None).unwrap();
+    state.engine.send(id, message, None).unwrap();
 }
 
 /// Sends a message, which gives the peer its credits.
@@ -201,7 +201,7 @@ fn reply_flushes_the_work_that_busy_poll_left() {
         state.wake_pending = false;
     });
     let context = &mut Context::from_waker(Waker::noop());
-    let found = shared.busy_poll(context, Condition::Message, State::take_message);
+    let found = shared.busy_poll(context, Condition::Message, |state| state.take_message(0));
     assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
     shared.with(|state| assert!(state.wake_pending, "there may be no reply"));
     assert_eq!(send(), (1, 1));
@@ -209,7 +209,7 @@ fn reply_flushes_the_work_that_busy_poll_left() {
 
 /// Takes a message, or notices the end of the connection.
 fn message_or_end(state: &mut State) -> Option<()> {
-    let message = state.take_message().map(|_| ());
+    let message = state.take_message(0).map(|_| ());
     message.or_else(|| state.error().map(|_| ()))
 }
 
@@ -255,12 +255,13 @@ fn each_change_wakes_the_futures_that_wait_for_it() {
         let woken = conditions.map(|condition| {
             let count = Arc::new(Count::default());
             let waker = Waker::from(count.clone());
-            let polled = shared.poll(&mut Context::from_waker(&waker), condition, |_| None::<()>);
+            let mut waiting = Box::pin(shared.wait(condition, |_| None::<()>));
+            let polled = waiting.as_mut().poll(&mut Context::from_waker(&waker));
             assert!(polled.is_pending());
-            count
+            (waiting, count)
         });
         shared.with(act);
-        woken.map(|count| count.0.load(Ordering::Relaxed))
+        woken.map(|(_, count)| count.0.load(Ordering::Relaxed))
     };
     let receive = |remaining| {
         lists.lock().unwrap().done.push_back(segment(remaining));
@@ -308,7 +309,7 @@ fn busy_poll_is_a_poll_of_its_own() {
     });
     lists.lock().unwrap().done.push_back(segment(0));
     let context = &mut Context::from_waker(Waker::noop());
-    let found = shared.busy_poll(context, Condition::Message, State::take_message);
+    let found = shared.busy_poll(context, Condition::Message, |state| state.take_message(0));
     assert!(found.is_ready());
 }
 
@@ -345,7 +346,7 @@ fn busy_poll_polls_only_if_something_may_have_completed() {
         (told.polls, told.done) = (0, done.into_iter().collect());
         drop(told);
         let context = &mut Context::from_waker(Waker::noop());
-        let found = shared.busy_poll(context, Condition::Message, State::take_message);
+        let found = shared.busy_poll(context, Condition::Message, |state| state.take_message(0));
         assert!(found.is_pending());
         assert_eq!(lists.lock().unwrap().polls, polls);
     }

@@ -39,7 +39,7 @@ impl Waiting {
 
     /// Returns whether a future waits for `condition`.
     #[inline]
-    pub(super) const fn any(&self, condition: Condition) -> bool {
+    pub(super) fn any(&self, condition: Condition) -> bool {
         !self.lists[condition as usize].is_empty()
     }
 

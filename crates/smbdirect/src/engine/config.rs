@@ -5,6 +5,8 @@ use std::{io, ops::Deref, time::Duration};
 
 use thiserror::Error;
 
+use crate::deadline::bounded;
+
 /// The local settings of a connection, under the specification's names (3.1.1.1).
 ///
 /// The default is the fastest choice that every known peer accepts. Change fields, then check them with
@@ -186,9 +188,6 @@ impl Settings {
     }
 }
 
-/// Longest duration of a timer. Adding a longer one to an `Instant` could overflow.
-const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
 /// Settings that have been checked. The checked values are read as fields:
 ///
 /// ```
@@ -302,7 +301,7 @@ impl Config {
         .into_iter()
         .chain(&mut settings.credit_grant_timeout)
         {
-            *duration = MAX_TIMEOUT.min(*duration);
+            *duration = bounded(*duration);
         }
         Ok(Self(settings))
     }

@@ -149,12 +149,13 @@ pub enum Expired {
 ///
 /// | error | a new connection may succeed | because |
 /// |---|---|---|
-/// | `Closed` | yes | the peer may have been restarted, or closes idle connections |
+/// | `Closed`, `Truncated` | yes | the peer may have been restarted, or closes idle connections |
 /// | `TimedOut` | yes | the peer was stopped or overloaded, or the network lost the messages |
 /// | `Provider` | as [`ProviderErrorKind::is_retryable`](crate::rdma::work::ProviderErrorKind::is_retryable) | a peer that is down, unreachable or not known to the name server may come back; one that speaks another protocol stays as it is |
 /// | `Refused` with `INSUFFICIENT_RESOURCES` | yes | the peer has no room for the connection now |
 /// | `Refused` with another status, `RefusedPeer`, `Violation` | no | the two ends have no common version, or one has a bug |
 /// | `ClosedHere`, `Aborted` | no | this program ended the connection |
+/// | `TooLong` | no | the same message is too long for the next connection, too |
 ///
 /// Wait between two tries, longer each time. The peer may have processed a message whether its future has
 /// resolved or not: repeat a request only if the upper-layer protocol allows it to be done twice, or can tell
@@ -190,6 +191,22 @@ pub enum ConnectionError {
     /// The RDMA connection was lost.
     #[error("the RDMA connection was lost: {0}")]
     Provider(ProviderError),
+    /// The connection was closed, by either end, in the middle of a message of the peer. Calls that receive return
+    /// this in place of [`Closed`](Self::Closed) and [`ClosedHere`](Self::ClosedHere).
+    #[error("the connection was closed in the middle of a message, {missing} bytes are missing")]
+    Truncated {
+        /// Bytes of the message that have not arrived.
+        missing: u32,
+    },
+    /// A message is longer than the peer reassembles (3.1.4.2). It was not sent, and the connection has not ended: a
+    /// function with this type of error can use `?` on [`Connection::send`](crate::engine::Connection::send).
+    #[error("a message of {length} bytes, the peer takes at most {max}")]
+    TooLong {
+        /// Bytes in the message.
+        length: usize,
+        /// MaxFragmentedSendSize.
+        max: u32,
+    },
 }
 
 impl ConnectionError {
@@ -197,6 +214,7 @@ impl ConnectionError {
     pub const LABELS: &[&str] = &[
         "closed_here",
         "closed_by_peer",
+        "too_long",
         "aborted",
         "violation",
         "refused_by_peer",
@@ -220,7 +238,8 @@ impl ConnectionError {
     pub const fn label(&self) -> &'static str {
         match self {
             Self::ClosedHere => "closed_here",
-            Self::Closed => "closed_by_peer",
+            Self::Closed | Self::Truncated { .. } => "closed_by_peer",
+            Self::TooLong { .. } => "too_long",
             Self::Aborted => "aborted",
             Self::Violation(_) => "violation",
             Self::Refused(_) => "refused_by_peer",
@@ -239,10 +258,14 @@ impl ConnectionError {
     /// [`ConnectionError`] gives the reasons.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Closed | Self::TimedOut(_) => true,
+            Self::Closed | Self::Truncated { .. } | Self::TimedOut(_) => true,
             Self::Refused(status) => *status == Status::INSUFFICIENT_RESOURCES,
             Self::Provider(error) => error.kind.is_retryable(),
-            Self::Violation(_) | Self::RefusedPeer(_) | Self::ClosedHere | Self::Aborted => false,
+            Self::Violation(_)
+            | Self::RefusedPeer(_)
+            | Self::ClosedHere
+            | Self::Aborted
+            | Self::TooLong { .. } => false,
         }
     }
 }
@@ -261,6 +284,15 @@ impl From<ProviderError> for ConnectionError {
     }
 }
 
+impl From<SendError> for ConnectionError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::TooLong { length, max } => Self::TooLong { length, max },
+            SendError::Connection(error) => error,
+        }
+    }
+}
+
 impl From<ConnectionError> for io::Error {
     fn from(error: ConnectionError) -> Self {
         let kind = match &error {
@@ -271,6 +303,8 @@ impl From<ConnectionError> for io::Error {
             ConnectionError::TimedOut(_) => io::ErrorKind::TimedOut,
             ConnectionError::ClosedHere => io::ErrorKind::NotConnected,
             ConnectionError::Closed => io::ErrorKind::ConnectionReset,
+            ConnectionError::Truncated { .. } => io::ErrorKind::UnexpectedEof,
+            ConnectionError::TooLong { .. } => io::ErrorKind::InvalidInput,
             ConnectionError::Aborted => io::ErrorKind::ConnectionAborted,
             ConnectionError::Provider(cause) => Self::from(cause.clone()).kind(),
         };

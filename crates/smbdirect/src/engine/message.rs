@@ -1,12 +1,12 @@
 //! [`Message`]: an upper-layer message, as a short list of byte slices that need not be contiguous.
 
-use std::io::IoSlice;
+use std::{fmt, io::IoSlice};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::{
-    rdma::software::pool::{self, PartList},
-    rdma::work::Token,
+use crate::rdma::{
+    software::pool::{self, PartList},
+    work::{ByteCount, Token},
 };
 
 /// A message of the upper layer, sent and received as a whole.
@@ -27,7 +27,7 @@ use crate::{
 /// ```
 // In this order of the fields a moved message is written in the same 16-byte units in which it is
 // read next. Otherwise the processor stalls, because it cannot forward a store to the load.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 #[repr(C)]
 pub struct Message {
     head: Bytes,
@@ -96,6 +96,16 @@ impl Message {
         } else {
             self.tail.push(part);
         }
+    }
+}
+
+/// Shows the number of bytes, and not the bytes.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("payload", &ByteCount(self.length))
+            .field("invalidated_token", &self.invalidated_token)
+            .finish()
     }
 }
 
@@ -218,6 +228,13 @@ impl FromIterator<Bytes> for Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn debug_output_has_the_length_and_not_the_content() {
+        let message = Message::received(Bytes::from("secret"), Some(Token(7)));
+        let expected = "Message { payload: 6 bytes, invalidated_token: Some(Token(7)) }";
+        assert_eq!(format!("{message:?}"), expected);
+    }
 
     fn parts(lengths: &[usize]) -> (Message, Vec<u8>) {
         let all: Vec<u8> = (0..lengths.iter().sum()).map(|i: usize| i as u8).collect();

@@ -74,19 +74,22 @@ impl provider::ProviderListener for WatchedListener {
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async move {
             let incoming = self.listener.accept().await?;
-            let (accept, seen) = (incoming.accept, self.seen.clone());
-            Ok(IncomingRequest {
-                accept: Box::new(move |request| {
-                    Box::pin(async move {
-                        let said = request.private_data.clone();
-                        let connected = accept(request).await?;
-                        let reads = connected.limits.max_outbound_reads;
-                        seen.lock().unwrap().push((said, reads));
-                        Ok(connected)
-                    })
-                }),
-                ..incoming
-            })
+            let seen = self.seen.clone();
+            let (peer_addr, private_data) = (incoming.peer_addr, incoming.private_data.clone());
+            let knows_read_depths = incoming.knows_read_depths;
+            let accept = move |request: provider::AcceptRequest| async move {
+                let said = request.private_data.clone();
+                let connected = incoming.accept(request).await?;
+                let reads = connected.limits.max_outbound_reads;
+                seen.lock().unwrap().push((said, reads));
+                Ok(connected)
+            };
+            Ok(IncomingRequest::new(
+                peer_addr,
+                private_data,
+                knows_read_depths,
+                accept,
+            ))
         })
     }
 }

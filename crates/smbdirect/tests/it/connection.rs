@@ -518,3 +518,4 @@ mod failing;
 mod frame_stream;
 mod memory;
 mod read_depths;
+mod receivers;

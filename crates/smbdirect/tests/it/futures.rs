@@ -124,6 +124,15 @@ future_cases! { Handles:
     };
     "keepalive" true |world| { let at = world.client.clone(); async move { at.keepalive().await } };
     "close" true |world| { let at = world.client.clone(); async move { at.close().await } };
+    "close" true |world| {
+        let provider = world.rest.provider.clone();
+        let server = world.server.clone();
+        async move {
+            let listener = Listener::bind(&*provider, any_port(), Config::default()).await.unwrap();
+            listener.close().await;
+            server.closed().await
+        }
+    };
     "closed" true |world| { let at = world.client.clone(); async move { at.closed().await } };
     "Sending" true |world| {
         world.fill();

@@ -704,7 +704,7 @@ async fn a_responder_answers_every_valid_request_and_waits_for_the_first_fpdu() 
             receive: receive(1),
             peer_serves_reads: None,
         };
-        let mut connected = within((incoming.accept)(answer)).await.expect(what);
+        let mut connected = within(incoming.accept(answer)).await.expect(what);
         heard(&mut peer, case.reply, what).await;
 
         // Posted work waits for the first FPDU of the peer.

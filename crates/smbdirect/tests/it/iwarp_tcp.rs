@@ -86,7 +86,7 @@ async fn pair(initiator: IwarpConfig, responder: IwarpConfig) -> (Connected, Con
     let provider = Iwarp::new(initiator);
     let (one, other) = tokio::join!(provider.connect(request(address)), async {
         let incoming = incoming(&mut *listener).await;
-        (incoming.accept)(answer()).await
+        incoming.accept(answer()).await
     });
     (one.unwrap(), other.unwrap())
 }
@@ -335,7 +335,7 @@ async fn a_dropped_request_is_refused_and_the_listener_continues() {
     let provider = Iwarp::default();
     let (connected, other) = tokio::join!(provider.connect(request(address)), async {
         let incoming = incoming(&mut *listener).await;
-        (incoming.accept)(answer()).await
+        incoming.accept(answer()).await
     });
     greet(&mut connected.unwrap(), &mut other.unwrap()).await;
     drop(listener);
@@ -421,7 +421,7 @@ async fn bad_and_silent_peers_do_not_delay_others() {
     for _ in 0..2 {
         let (one, other) = tokio::join!(provider.connect(request(address)), async {
             let incoming = incoming(&mut *listener).await;
-            (incoming.accept)(answer()).await
+            incoming.accept(answer()).await
         });
         greet(&mut one.unwrap(), &mut other.unwrap()).await;
         silent.push(say(address, b"").await);
@@ -672,7 +672,7 @@ async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream
     let mut listener = listen(config).await;
     let mut stream = say(listener.local_addr(), &bytes_of(frame)).await;
     let incoming = incoming(&mut *listener).await;
-    let connected = (incoming.accept)(answer()).await.unwrap();
+    let connected = incoming.accept(answer()).await.unwrap();
     let mut bytes = [0; 20];
     stream.read_exact(&mut bytes).await.unwrap();
     let length = u16::from_be_bytes([bytes[18], bytes[19]]);
@@ -1024,7 +1024,7 @@ async fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let (one, other) = tokio::join!(connecting, async {
         let incoming = incoming(&mut *listener).await;
         assert_eq!(incoming.peer_addr.ip(), HERE.ip());
-        (incoming.accept)(answer()).await.unwrap()
+        incoming.accept(answer()).await.unwrap()
     });
     let one = one.unwrap();
     assert_eq!(other.peer_addr, one.local_addr);

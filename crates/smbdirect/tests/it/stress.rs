@@ -12,6 +12,7 @@ use smbdirect::{
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
+        memory::RegisterFault,
         provider::Provider,
         roce::{Roce, RoceConfig},
     },
@@ -83,7 +84,13 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rn
                     Access::REMOTE_READ
                 };
                 let buffer = BytesMut::zeroed(100_000);
-                let region = connection.register(buffer, access).unwrap();
+                let region = match connection.register(buffer, access) {
+                    Ok(region) => region,
+                    Err(error) => {
+                        assert_eq!(error.reason, RegisterFault::Connection);
+                        continue;
+                    }
+                };
                 if access.contains(Access::REMOTE_WRITE) {
                     // The region is kept to the end: a peer that used it later would break the protocol.
                     memory[end].send_modify(|all| all.push(region.descriptor()));

@@ -219,13 +219,9 @@ impl HalfOpen {
             config,
             drain_permits,
         };
-        let request = IncomingRequest {
-            peer_addr,
-            private_data,
-            knows_read_depths,
-            place,
-            accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
-        };
+        let accept = move |answer| pending_reply.accept(answer);
+        let mut request = IncomingRequest::new(peer_addr, private_data, knows_read_depths, accept);
+        request.place = place;
         // If the listener is gone, the request is dropped here, which refuses the peer.
         let _ = incoming.send(request).await;
     }

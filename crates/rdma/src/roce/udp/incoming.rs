@@ -24,13 +24,9 @@ pub(super) fn incoming(
     config: Arc<RoceConfig>,
 ) -> IncomingRequest {
     let path = request.path;
-    IncomingRequest {
-        peer_addr: path.remote,
-        private_data: request.private_data,
-        knows_read_depths: true,
-        place: None,
-        accept: Box::new(move |request| Box::pin(accept(owned, path, port, config, request))),
-    }
+    IncomingRequest::new(path.remote, request.private_data, true, move |request| {
+        accept(owned, path, port, config, request)
+    })
 }
 
 /// Accepts the peer, and waits until the peer confirms the connection.

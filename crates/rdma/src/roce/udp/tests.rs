@@ -131,7 +131,7 @@ async fn marked_packets_are_answered_with_cnps_of_their_own_dscp() {
                 receive: receive(),
                 peer_serves_reads: None,
             };
-            (request.accept)(answer).await.unwrap()
+            request.accept(answer).await.unwrap()
         });
         let began = Instant::now();
         let mut is_connected = false;

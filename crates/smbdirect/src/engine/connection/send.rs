@@ -34,9 +34,10 @@ impl Connection {
     pub fn send(
         &mut self,
         id: MessageId,
-        message: Message,
+        message: impl Into<Message>,
         invalidate: Option<Token>,
     ) -> Result<(), SendError> {
+        let message = message.into();
         self.check(&message)?;
         self.touch();
         let sequence = self.sequence();

@@ -264,7 +264,7 @@ impl Bench {
     }
 
     fn send(&mut self, id: u64, length: usize) {
-        let message = vec![id as u8; length].into();
+        let message = vec![id as u8; length];
         self.engine.send(MessageId(id), message, None).unwrap();
     }
 

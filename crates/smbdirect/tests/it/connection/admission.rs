@@ -9,7 +9,7 @@ use std::{
 };
 
 use smbdirect::{
-    Config, Connection, IncomingListener, Iwarp,
+    Config, Connection, Incoming, IncomingListener, Iwarp, Listener,
     rdma::provider::{Admission, Place, Provider},
 };
 use smbdirect_test::within;
@@ -17,6 +17,7 @@ use tokio::{io::AsyncReadExt, net::TcpStream};
 
 over_every_provider! {
     a_peer_is_admitted_before_it_negotiates
+    a_panic_of_an_admission_refuses_one_peer
 }
 
 /// Counts the places that exist.
@@ -97,6 +98,37 @@ async fn a_peer_is_admitted_before_it_negotiates(provider: Arc<dyn Provider>) {
     }
     assert!(places.asked.load(SeqCst) > asked);
     assert_eq!(places.taken(), 0);
+}
+
+/// A task of a runtime with several threads may hold `&Incoming` while it waits.
+#[test]
+fn handles_can_be_shared_between_threads() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<(Incoming, IncomingListener, Listener, Connection)>();
+}
+
+async fn a_panic_of_an_admission_refuses_one_peer(provider: Arc<dyn Provider>) {
+    let is_mended = Arc::new(AtomicBool::new(false));
+    let seen = is_mended.clone();
+    let admission = Admission::new(move |_| {
+        assert!(seen.load(SeqCst), "a bug in the admission");
+        Some(Box::new(()) as Place)
+    });
+    let listener = IncomingListener::bind(&*provider, "127.0.0.1:0").await;
+    let mut listener = listener.unwrap().with_admission(admission);
+    let address = listener.local_addr();
+    let connect = || Connection::connect(&*provider, address, Config::default());
+    tokio::select! {
+        refused = within(connect()) => drop(refused.unwrap_err()),
+        _ = listener.accept() => panic!("the peer was admitted"),
+    }
+    is_mended.store(true, SeqCst);
+    let accepting = async {
+        let incoming = listener.accept().await.unwrap();
+        incoming.accept(Config::default()).await.unwrap()
+    };
+    let (client, _server) = within(async { tokio::join!(connect(), accepting) }).await;
+    client.unwrap();
 }
 
 /// A peer of iWARP that is not admitted is closed before it has sent anything, and any number of them does not delay

@@ -71,7 +71,7 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
 /// Accepts an RDMA connection, refuses the negotiation, and waits for the peer to disconnect.
 async fn refuse_negotiation(listener: &mut dyn ProviderListener, status: Status) {
     let incoming = listener.accept().await.unwrap();
-    let accepting = (incoming.accept)(AcceptRequest {
+    let accepting = incoming.accept(AcceptRequest {
         private_data: Bytes::new(),
         receive: WorkRequest::Receive {
             id: WorkId(0),

@@ -1,14 +1,21 @@
 //! The end of a connection, and the results of its futures and messages.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError, TrySendError,
+    Access, Config, Connection, ConnectionError, Listener, Roce, RoceConfig, SendError, Settings,
+    TrySendError,
     engine::Expired,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
+        memory::RegisterFault,
         provider::Provider,
     },
 };
@@ -22,6 +29,116 @@ over_every_provider! {
     dropping_the_last_handle_closes
     a_close_ends_the_wait_for_credits
     every_future_ends_when_the_runtime_stops
+    a_closed_listener_frees_its_address_and_closes_what_was_not_accepted
+    nothing_is_registered_after_the_end
+    one_type_of_error_is_enough_for_an_echo
+}
+
+async fn a_closed_listener_frees_its_address_and_closes_what_was_not_accepted(
+    provider: Arc<dyn Provider>,
+) {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let bind = |address| Listener::bind(&*provider, address, Config::default());
+    let mut listener = bind(address).await.unwrap();
+    let address = listener.local_addr();
+    let connect = || Connection::connect(&*provider, address, Config::default());
+    let (accepted, server) = within(async { tokio::join!(connect(), listener.accept()) }).await;
+    let (accepted, _server) = (accepted.unwrap(), server.unwrap());
+    let waiting = within(connect()).await.unwrap();
+    within(listener.close()).await;
+    within(waiting.closed()).await;
+    assert_eq!(accepted.error(), None);
+    let _again = bind(address).await.unwrap();
+}
+
+/// `Duration::MAX` stands for "never" in every setting.
+#[tokio::test]
+async fn every_timeout_may_be_the_longest_duration() {
+    let never = Duration::MAX;
+    let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut roce = RoceConfig::default();
+    roce.udp_port = probe.local_addr().unwrap().port();
+    roce.peer_udp_port = roce.udp_port;
+    drop(probe);
+    (
+        roce.connect_timeout,
+        roce.accept_timeout,
+        roce.close_timeout,
+    ) = (never, never, never);
+    let mut iwarp = IwarpConfig::default();
+    (
+        iwarp.connect_timeout,
+        iwarp.accept_timeout,
+        iwarp.close_timeout,
+    ) = (never, never, never);
+    let mut settings = Settings::default();
+    settings.keepalive_interval = never;
+    settings.keepalive_response_timeout = never;
+    settings.active_negotiation_timeout = never;
+    settings.passive_negotiation_timeout = never;
+    settings.credit_grant_timeout = Some(never);
+    let providers: [Arc<dyn Provider>; 2] =
+        [Arc::new(Roce::new(roce)), Arc::new(Iwarp::new(iwarp))];
+    for provider in providers {
+        let Pair { client, server, .. } =
+            pair_with(provider, settings.clone(), settings.clone()).await;
+        drop(client.send("last words").unwrap());
+        within(client.close()).await.unwrap();
+        assert_eq!(within(server.recv()).await.unwrap().len(), 10);
+        assert_eq!(within(server.closed()).await, ConnectionError::Closed);
+    }
+}
+
+async fn nothing_is_registered_after_the_end(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    let register = |connection: &Connection| {
+        let buffer = BytesMut::zeroed(9);
+        let error = connection
+            .register(buffer, Access::REMOTE_READ)
+            .unwrap_err();
+        assert_eq!(
+            (error.reason, error.buffer.len()),
+            (RegisterFault::Connection, 9)
+        );
+        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotConnected);
+        let all = connection.register_all([BytesMut::zeroed(9)], Access::REMOTE_READ);
+        assert_eq!(all.unwrap_err().reason, RegisterFault::Connection);
+    };
+    server.start_close();
+    register(&server);
+    within(client.closed()).await;
+    register(&client);
+    assert_eq!(client.stats().regions, 0);
+}
+
+async fn one_type_of_error_is_enough_for_an_echo(provider: Arc<dyn Provider>) {
+    async fn echo(connection: Connection, add: usize) -> Result<(), ConnectionError> {
+        loop {
+            let message = connection.recv().await?.into_bytes();
+            connection
+                .send([&message[..], &vec![0; add]].concat())?
+                .await?;
+        }
+    }
+    let Pair { client, server, .. } = pair(provider).await;
+    let longest = server.negotiated().max_fragmented_send_size as usize;
+    let echoing = tokio::spawn(echo(server.clone(), longest));
+    drop(client.send("x").unwrap());
+    let error = within(echoing).await.unwrap().unwrap_err();
+    let max = longest as u32;
+    assert_eq!(
+        error,
+        ConnectionError::TooLong {
+            length: longest + 1,
+            max
+        }
+    );
+    assert_eq!(server.error(), None, "the connection goes on");
+    let echoing = tokio::spawn(echo(server, 0));
+    drop(client.send("x").unwrap());
+    assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "x");
+    within(client.close()).await.unwrap();
+    assert_eq!(within(echoing).await.unwrap(), Err(ConnectionError::Closed));
 }
 
 async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {

@@ -147,16 +147,16 @@ impl ProviderListener for OnceListener {
             }
             let incoming = self.inner.accept().await?;
             self.has_accepted = true;
-            let accept = incoming.accept;
-            Ok(IncomingRequest {
-                accept: Box::new(|answer| {
-                    Box::pin(async move {
-                        sleep(Duration::from_millis(100)).await;
-                        accept(answer).await
-                    })
-                }),
-                ..incoming
-            })
+            let (peer_addr, private_data) = (incoming.peer_addr, incoming.private_data.clone());
+            Ok(IncomingRequest::new(
+                peer_addr,
+                private_data,
+                true,
+                |answer| async move {
+                    sleep(Duration::from_millis(100)).await;
+                    incoming.accept(answer).await
+                },
+            ))
         })
     }
 }

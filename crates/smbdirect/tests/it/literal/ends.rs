@@ -135,7 +135,7 @@ impl End for Real {
         self.next_id += 1;
         let message = Bytes::copy_from_slice(message);
         self.engine
-            .send(MessageId(self.next_id), message.into(), None)
+            .send(MessageId(self.next_id), message, None)
             .expect("the connection is there");
         self.work(now);
     }

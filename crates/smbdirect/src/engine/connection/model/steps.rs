@@ -101,7 +101,7 @@ impl State {
         end.submitted += 1;
         let message = content(who, index, self.scene.messages[who][index]);
         let id = MessageId(index as u64);
-        let sent = end.engine.send(id, message.into(), None);
+        let sent = end.engine.send(id, message, None);
         assert_eq!(sent, Ok(()), "the action is only there if it can be sent");
     }
 

@@ -23,9 +23,7 @@ fn flushed_sends_are_not_reported_as_sent() {
 fn queued_messages_are_dropped_when_the_connection_ends() {
     let mut bench = Bench::settled(credits(10, 10), 10, 1);
     let message = Bytes::from(vec![0; 5000]);
-    let sent = bench
-        .engine
-        .send(MessageId(1), message.clone().into(), None);
+    let sent = bench.engine.send(MessageId(1), message.clone(), None);
     sent.unwrap();
     bench.work();
     assert!(!message.is_unique(), "the rest of it waits");
@@ -88,7 +86,7 @@ fn close_waits_for_earlier_work() {
     bench.read(2, 100);
     bench.write(3, 100);
     bench.engine.close();
-    let refused = bench.engine.send(MessageId(4), "late".into(), None);
+    let refused = bench.engine.send(MessageId(4), "late", None);
     assert_eq!(refused, Err(closed().into()));
     assert!(!bench.engine.is_ready());
     bench.work();
@@ -171,7 +169,7 @@ fn each_disconnect_maps_to_an_error() {
         let mut bench = Bench::settled(credits(10, 10), 10, 10);
         bench.disconnect(how);
         bench.ended(error.clone());
-        let refused = bench.engine.send(MessageId(1), "x".into(), None);
+        let refused = bench.engine.send(MessageId(1), "x", None);
         assert_eq!(refused, Err(error.into()));
     }
 }

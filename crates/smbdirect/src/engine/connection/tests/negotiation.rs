@@ -20,7 +20,7 @@ fn both_roles_begin_without_credits_and_limits() {
         assert_eq!(bench.engine.credits(), before);
         assert!(!bench.engine.is_ready() && bench.engine.negotiated().is_none());
         assert!(bench.engine.queued_messages() == 0 && bench.events().is_empty());
-        let refused = bench.engine.send(MessageId(1), "x".into(), None);
+        let refused = bench.engine.send(MessageId(1), "x", None);
         assert!(matches!(refused, Err(SendError::Connection(_))));
     }
 }

@@ -164,7 +164,7 @@ fn several_blocked_prompts_send_one_message() {
 #[test]
 fn the_longest_message_is_accepted_and_one_byte_more_is_refused() {
     let mut bench = Bench::active(credits(10, 10), 10, 200);
-    let too_large = vec![0; 131_073].into();
+    let too_large = vec![0; 131_073];
     let refused = bench.engine.send(MessageId(1), too_large, None);
     let (length, max) = (131_073, 131_072);
     assert_eq!(refused, Err(SendError::TooLong { length, max }));
@@ -207,7 +207,7 @@ fn messages_are_cut_into_segments_of_the_largest_size() {
             bench.hear_bytes(encoded(|out| response.encode(out)));
             bench.work();
             let content: Vec<u8> = (0..length).map(|at| at as u8).collect();
-            let message = content.clone().into();
+            let message = content.clone();
             bench.engine.send(MessageId(1), message, None).unwrap();
             let mut seen = Vec::new();
             for did in bench.work() {
@@ -250,7 +250,7 @@ fn the_token_is_sent_with_the_first_segment_if_supported() {
         let mut bench = Bench::active(credits(10, 10), 10, 10);
         bench.engine.limits.send_with_invalidate = can;
         let token = Some(Token(0x1234));
-        let message = vec![0; length].into();
+        let message = vec![0; length];
         bench.engine.send(MessageId(1), message, token).unwrap();
         bench.send(2, 10);
         let tokens: Vec<_> = bench

@@ -259,7 +259,7 @@ fn the_round_trip_of_a_keepalive_is_measured() {
 fn the_invalidations_that_are_sent_are_counted() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
     let send = |bench: &mut Bench, token| {
-        let message = vec![0; 10].into();
+        let message = vec![0; 10];
         bench.engine.send(MessageId(1), message, token).unwrap();
         bench.work();
     };

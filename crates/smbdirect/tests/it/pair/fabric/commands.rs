@@ -78,7 +78,7 @@ impl Pair {
         end.next_id += 1;
         let id = MessageId(end.next_id);
         let content = content(end.next_id ^ (who as u64) << 32, length);
-        if end.engine.send(id, content.clone().into(), token).is_err() {
+        if end.engine.send(id, content.clone(), token).is_err() {
             return;
         }
         let writes = if length > 0 {
