@@ -5,19 +5,25 @@
 //! [`loopback`] connects two ends in one process, [`iwarp`] connects two ends over TCP, and [`roce`] over UDP. Nothing
 //! here depends on SMB Direct.
 //!
-//! Programs use this package through `smbdirect::rdma`. It may change in any release, and is exempt from the promise of
-//! stability of `smbdirect`.
+//! Programs use this package through `smbdirect::rdma`. The page `docs/upper-layer.md` of the repository has what a
+//! release may change. Items that are hidden here belong to the other packages of the project.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
 pub mod deadline;
 pub mod iwarp;
 pub mod loopback;
 pub mod memory;
 pub mod provider;
 pub mod roce;
+#[doc(hidden)]
 #[cfg(feature = "tokio")]
 pub mod runtime;
+#[doc(hidden)]
 pub mod software;
 pub mod work;
 
-pub use software::{direction::Direction, network::NetworkSettings};
+#[doc(hidden)]
+pub use software::direction::Direction;
+#[doc(inline)]
+pub use software::network::NetworkSettings;

@@ -4,8 +4,8 @@
 //! lifecycle of a connection. A queue pair has no task of its own. Its owner posts, flushes and
 //! polls, and is woken through the context of its last poll.
 //!
-//! This interface and the types of [`work`](super::work) and [`memory`](super::memory) may change in any release:
-//! they are exempt from the promise of stability of `smbdirect`.
+//! The traits of this module and the structures that their methods take and return may change in any minor release of
+//! `smbdirect`. The types of [`work`](super::work) are promised as those of the root are.
 //!
 //! The library polls [`Provider::connect`] and [`IncomingRequest::accept`] in the tracing span of the
 //! connection. It calls a queue pair in any span: a queue pair that logs keeps `Span::current()`

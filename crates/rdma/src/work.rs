@@ -61,7 +61,7 @@ bitflags! {
 // Moves of this struct load 8 or 16 bytes, and such a load stalls if it overlaps a recent store of
 // fewer bytes. So the length has 8 bytes, at a multiple of 8 on every target.
 #[derive(Clone, Copy)]
-#[repr(align(8))]
+#[cfg_attr(not(doc), repr(align(8)))]
 pub struct Inline {
     bytes: [u8; Self::CAPACITY],
     length: u64,
@@ -146,6 +146,7 @@ impl fmt::Debug for Inline {
 }
 
 /// A number of bytes, which stands in debugging output for the bytes themselves: they may be secret, and long.
+#[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct ByteCount(pub usize);
 
@@ -236,7 +237,7 @@ impl WorkRequest {
 // With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load
 // 16 bytes, and such a load stalls if the bytes were not stored together.
 #[derive(Debug)]
-#[repr(u32)]
+#[cfg_attr(not(doc), repr(u32))]
 pub enum Completion {
     /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with the other
     /// bytes. Only providers that receive the head separately return it. The other bytes are not copied, unless
@@ -381,6 +382,27 @@ impl ProviderErrorKind {
         }
     }
 
+    /// Returns the kind for an error of the operating system.
+    pub(crate) fn of_io(error: &io::Error) -> Self {
+        use io::ErrorKind as Kind;
+        match error.kind() {
+            Kind::ConnectionRefused => Self::Refused,
+            Kind::TimedOut => Self::TimedOut,
+            Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::BrokenPipe
+            | Kind::NotConnected
+            | Kind::UnexpectedEof => Self::Reset,
+            Kind::AddrInUse => Self::InUse,
+            Kind::AddrNotAvailable
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+            | Kind::NetworkDown
+            | Kind::InvalidInput => Self::Address,
+            _ => Self::Local,
+        }
+    }
+
     /// Returns the kind of error in the standard library that is closest.
     const fn io_kind(self) -> io::ErrorKind {
         match self {
@@ -394,6 +416,14 @@ impl ProviderErrorKind {
             Self::Local => io::ErrorKind::Other,
             Self::Reset | Self::Terminated => io::ErrorKind::ConnectionReset,
         }
+    }
+}
+
+/// Converts an error of a transport, such as a socket.
+impl From<io::Error> for ProviderError {
+    fn from(error: io::Error) -> Self {
+        let kind = ProviderErrorKind::of_io(&error);
+        Self::new(kind, error.to_string()).with_os_error(error.raw_os_error())
     }
 }
 

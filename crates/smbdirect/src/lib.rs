@@ -185,15 +185,15 @@
 //! | [`engine`] | programs with an event loop of their own: [`engine::Connection`] takes completions and the time, and returns work, events and its next timer |
 //! | [`wire`] | programs that read or build messages: the structures of [MS-SMBD] 2.2 |
 //! | [`rdma`] | authors of providers ([`rdma::provider`] has the three traits), and iWARP without sockets ([`rdma::iwarp::Stream`]), which needs no feature |
-//! | [`deadline`] | upper layers with deadlines of their own: a stall of this process is not the peer's fault |
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `tokio` (default) | connection, listener, and iWARP and RoCE over sockets |
 //! | `metrics` | the module `metrics`: figures over all connections of the process |
 //!
-//! [`rdma::provider`], [`rdma::work`] and [`rdma::memory`] are the interface to providers. They may change in any
-//! release, and are exempt from the promise of stability of the rest.
+//! The page `docs/upper-layer.md` of the repository has what a release may change: before 1.0, a new minor version may
+//! change anything, and a patch changes nothing that this documentation shows. The traits of [`rdma::provider`] and the
+//! figures of the module `metrics` stay exempt after 1.0.
 //!
 //! [MS-SMBD]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smbd/
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
@@ -206,7 +206,7 @@ pub mod metrics;
 pub mod wire;
 
 pub use smbdirect_rdma as rdma;
-#[doc(no_inline)]
+#[doc(hidden)]
 pub use smbdirect_rdma::deadline;
 
 #[cfg(feature = "tokio")]

@@ -288,7 +288,7 @@ impl End {
         // Two parts, so that a segment can cross their boundary.
         let mut second = content.clone();
         let first = second.split_to(length / 3);
-        let message = [first, second].into_iter().collect();
+        let message: smbdirect::Message = [first, second].into_iter().collect();
         let negotiated = self.engine.negotiated().copied();
         let sent = self.engine.send(id, message, token);
         if sent.is_ok() {

@@ -11,13 +11,15 @@
 //!   TCP
 //! ```
 //!
-//! The peer may be this library, Linux siw or an iWARP adapter. The three codecs are
-//! public so that programs can decode captures with them. [`handshake`] and [`Stream`] are public for programs that
-//! have a transport of their own.
+//! The peer may be this library, Linux siw or an iWARP adapter. [`handshake`] and [`Stream`] are for programs that have a
+//! transport of their own. The three codecs serve the packages of the project that decode captures.
 
+#[doc(hidden)]
 pub mod ddp;
 pub mod handshake;
+#[doc(hidden)]
 pub mod mpa;
+#[doc(hidden)]
 pub mod rdmap;
 
 #[cfg_attr(not(all(feature = "tokio", target_os = "linux")), allow(dead_code))]
@@ -50,5 +52,8 @@ pub use error::StreamError;
 pub use send_buffer::SendBuffer;
 pub use startup::{MpaCrc, Rtr};
 pub use stream::Stream;
+#[doc(hidden)]
 #[cfg(feature = "tokio")]
-pub use tcp::{Iwarp, IwarpConfig, IwarpTuning, Tap};
+pub use tcp::Tap;
+#[cfg(feature = "tokio")]
+pub use tcp::{Iwarp, IwarpConfig, IwarpTuning};

@@ -12,25 +12,36 @@
 //!   UDP, port 4791
 //! ```
 //!
-//! The packet layer and the messages of the CM are public so that programs can decode captures with
-//! them. [`Endpoint`] is public for programs that have sockets of their own.
+//! The packet layer, the messages of the CM and `Endpoint` serve the packages of the project that decode captures or
+//! test the wire.
 
+#[doc(hidden)]
 pub mod cm;
 mod endpoint;
+#[doc(hidden)]
 pub mod icrc;
+#[doc(hidden)]
 pub mod packet;
 mod psn;
 mod rc;
 #[cfg(feature = "tokio")]
 mod udp;
 
+#[doc(inline)]
+pub use cm::PathMtu;
+#[doc(hidden)]
 pub use endpoint::{
     AcceptParameters, ConnectParameters, ConnectionId, Endpoint, EndpointEvent, EndpointSettings,
     EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Traffic, Transmit,
 };
+#[doc(hidden)]
 pub use psn::Psn;
+#[doc(hidden)]
 pub use rc::{
     CongestionStatistics, QueuePair, QueuePairError, QueuePairSettings, RetransmissionStatistics,
 };
+#[doc(hidden)]
 #[cfg(feature = "tokio")]
-pub use udp::{Capabilities, DatagramTap, Roce, RoceConfig, capabilities, port_owner};
+pub use udp::{Capabilities, DatagramTap, capabilities, port_owner};
+#[cfg(feature = "tokio")]
+pub use udp::{Roce, RoceConfig};

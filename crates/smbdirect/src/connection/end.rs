@@ -137,8 +137,7 @@ impl Connection {
     /// is left to read.
     ///
     /// An upper layer that has deadlines for its peer calls this before it decides that the peer has missed one:
-    /// after a stall of this process the answer may be in the socket. [`deadline`](crate::deadline) defines the
-    /// rule.
+    /// after a stall of this process the answer may be in the socket. The module `deadline` defines the rule.
     ///
     /// ```no_run
     /// # async fn example(connection: smbdirect::Connection) -> Result<(), Box<dyn std::error::Error>> {
@@ -149,6 +148,7 @@ impl Connection {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(hidden)]
     pub fn catch_up(&self) -> bool {
         self.shared().with(State::catch_up)
     }

@@ -279,6 +279,7 @@ impl Connection {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(hidden)]
     pub fn is_response_due(&self) -> bool {
         self.shared().with(|state| state.awaits_answer())
     }
@@ -291,6 +292,7 @@ impl Connection {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(hidden)]
     pub fn in_span(&self, log: impl FnOnce()) {
         let span = self.shared().with(|state| state.span());
         span.in_scope(log);

@@ -295,6 +295,7 @@ impl Connection {
 
     /// Sends the peer an empty message with the credits that it can be granted, unless another message is about
     /// to be sent. The connection grants credits by itself; this method grants them earlier.
+    #[doc(hidden)]
     pub fn send_credits(&self) {
         self.shared().with(State::submit_prompt);
     }

@@ -18,7 +18,7 @@ use crate::deadline::bounded;
 /// let mut settings = Settings::windows();
 /// settings.send_credit_target = 16;
 /// let config = Config::new(settings)?;
-/// assert_eq!((config.send_credit_target, config.max_send_size), (16, 1364));
+/// assert_eq!(config.settings().max_send_size, 1364);
 /// # Ok::<(), smbdirect::ConfigError>(())
 /// ```
 ///
@@ -159,7 +159,7 @@ impl Settings {
     /// # use smbdirect::{Config, Settings};
     /// // A test of how a peer copes with the short messages of Windows.
     /// let config = Config::new(Settings::windows())?;
-    /// assert_eq!(config.max_send_size, 1364);
+    /// assert_eq!(config.settings().max_send_size, 1364);
     /// # Ok::<(), smbdirect::ConfigError>(())
     /// ```
     pub fn windows() -> Self {
@@ -175,7 +175,7 @@ impl Settings {
     /// # use smbdirect::{Config, Settings};
     /// // Linux takes upper-layer messages of up to 173,910 bytes; the default is 1 MiB.
     /// let config = Config::new(Settings::linux())?;
-    /// assert_eq!(config.max_fragmented_receive_size, 173_910);
+    /// assert_eq!(config.settings().max_fragmented_receive_size, 173_910);
     /// # Ok::<(), smbdirect::ConfigError>(())
     /// ```
     pub fn linux() -> Self {
@@ -188,13 +188,7 @@ impl Settings {
     }
 }
 
-/// Settings that have been checked. The checked values are read as fields:
-///
-/// ```
-/// # use smbdirect::Config;
-/// let config = Config::default();
-/// assert_eq!(config.keepalive_interval.as_secs(), 120);
-/// ```
+/// Settings that have been checked; [`settings`](Self::settings) returns them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config(Settings);
 
@@ -324,6 +318,17 @@ impl Config {
         self.0.receive_buffer.unwrap_or_else(default)
     }
 
+    /// Returns the checked settings.
+    ///
+    /// ```
+    /// # use smbdirect::Config;
+    /// let config = Config::default();
+    /// assert_eq!(config.settings().keepalive_interval.as_secs(), 120);
+    /// ```
+    pub const fn settings(&self) -> &Settings {
+        &self.0
+    }
+
     /// Returns the settings, as a base for changed settings.
     ///
     /// ```
@@ -346,6 +351,7 @@ fn needed_for_credits(settings: &Settings) -> usize {
     (usize::from(settings.receive_credit_max) + 2) * settings.max_receive_size as usize
 }
 
+#[doc(hidden)]
 impl Deref for Config {
     type Target = Settings;
 

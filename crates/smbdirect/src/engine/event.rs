@@ -23,7 +23,7 @@ pub struct TransferId(pub u64);
 // As in `Completion`, this order of the fields puts the payload at a multiple of 16 bytes from the
 // start.
 #[derive(Debug)]
-#[repr(u32)]
+#[cfg_attr(not(doc), repr(u32))]
 #[non_exhaustive]
 pub enum Event {
     /// The negotiation succeeded; messages can be sent and received.

@@ -28,7 +28,7 @@ use crate::rdma::{
 // In this order of the fields a moved message is written in the same 16-byte units in which it is
 // read next. Otherwise the processor stalls, because it cannot forward a store to the load.
 #[derive(Clone, Default)]
-#[repr(C)]
+#[cfg_attr(not(doc), repr(C))]
 pub struct Message {
     head: Bytes,
     /// The parts after `head`, none of them empty. Most messages have none. Only a message with parts takes the

@@ -58,6 +58,7 @@ pub struct IwarpConfig {
     /// The settings for a particular network or peer.
     pub tuning: IwarpTuning,
     /// An observer of all bytes of all connections. The default is none.
+    #[doc(hidden)]
     pub tap: Option<Arc<dyn Tap>>,
 }
 

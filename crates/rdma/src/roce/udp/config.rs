@@ -57,6 +57,7 @@ pub struct RoceConfig {
     /// as usual for adapters.
     pub cnp_dscp: u8,
     /// An observer of all datagrams. The default is none.
+    #[doc(hidden)]
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 

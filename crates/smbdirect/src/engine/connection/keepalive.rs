@@ -15,6 +15,7 @@ use crate::{
 
 impl Connection {
     /// Sends an empty message to the peer now, unless another message is about to be sent.
+    #[doc(hidden)]
     pub fn prompt(&mut self) {
         self.touch();
         self.send_immediate = true;
@@ -40,11 +41,13 @@ impl Connection {
     /// without waiting for a message of its own to carry them. If nothing is queued, the next
     /// message asks: unlike [`prompt_keepalive`](Self::prompt_keepalive) this call sends no message
     /// itself.
+    #[doc(hidden)]
     pub fn prompt_answer(&mut self) {
         self.ask_after_queue = true;
     }
 
     /// Returns whether a keepalive is unanswered or about to be sent.
+    #[doc(hidden)]
     pub fn awaits_answer(&self) -> bool {
         self.ask_after_queue || self.keepalive_requested != KeepaliveRequested::None
     }
