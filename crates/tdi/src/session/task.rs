@@ -125,7 +125,11 @@ impl Postponed {
 impl Task {
     /// Starts the task. Must be called within a tokio runtime.
     pub(crate) fn spawn(session: Arc<Session>, owner: Weak<dyn SessionOwner>) {
-        tokio::spawn(Self {
+        tokio::spawn(Self::new(session, owner));
+    }
+
+    fn new(session: Arc<Session>, owner: Weak<dyn SessionOwner>) -> Self {
+        Self {
             session,
             owner,
             sending: VecDeque::new(),
@@ -134,7 +138,7 @@ impl Task {
             end: End::Open,
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
             postponed: Postponed::default(),
-        });
+        }
     }
 
     /// Passes to the connection the TSDUs that it can start to send now.
@@ -391,9 +395,34 @@ impl Future for Task {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{task::Waker, time::Duration};
 
     use super::*;
+    use crate::{
+        objects::Pair,
+        protocol::{RequestId, SendFlags, SendRequest},
+    };
+
+    /// The completion of the send waits to be read when its deadline is judged. The other tasks do not run meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_send_that_completed_together_with_its_deadline_has_succeeded() {
+        let pair = Pair::apart().await;
+        pair.connect().await;
+        let session = pair.here.sending_session().unwrap();
+        let mut task = Task::new(session.clone(), pair.here.downgrade());
+        let context = &mut Context::from_waker(Waker::noop());
+        let deadline = now() - Duration::from_millis(10);
+        let mut request = SendRequest::new(RequestId(0), "data", SendFlags::empty());
+        request.deadline = Some(deadline);
+        let submitted = deadline - Duration::from_millis(1);
+        let pending = session.sends.submit(submitted, request);
+        task.start_sends(context);
+        assert_eq!(task.sending.len(), 1);
+        assert!(task.handle_timers(context));
+        let completion = pending.into_completion().expect("it was sent");
+        assert_eq!(completion.status, Status::SUCCESS);
+        assert_eq!(session.connection.error(), None);
+    }
 
     #[test]
     fn each_deadline_is_postponed_by_itself() {
