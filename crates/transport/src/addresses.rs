@@ -155,13 +155,10 @@ impl Families {
     }
 }
 
-/// Has an IPv6 listener accept IPv4 peers too, as the library does for its own. On Linux `net.ipv6.bindv6only`
-/// decides.
+/// Has an IPv6 listener accept IPv4 peers too, as the library does for its own, whatever the system does by default.
 pub(super) fn accept_ipv4(socket: SockRef<'_>) {
-    if cfg!(not(target_os = "linux")) {
-        // Without this option of the system the listener accepts IPv6 peers only.
-        let _ = socket.set_only_v6(false);
-    }
+    // Without this option of the system the listener accepts IPv6 peers only.
+    let _ = socket.set_only_v6(false);
 }
 
 /// Returns whether an IPv6 listener of this system accepts IPv4 peers too.

@@ -1,6 +1,10 @@
 //! The options about several servers, and about which clients are served.
 
-use std::{str::FromStr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 use smbdirect_gateway as gateway;
@@ -59,7 +63,7 @@ pub(super) struct ServerOptions {
     )]
     balance: Balance,
 
-    /// Time between two checks of a server, if there are several; 0 checks none
+    /// Time from one check of a server to the next, if there are several; 0 checks none
     ///
     /// A check connects and negotiates SMB, for at most this time
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds_or_zero, hide_short_help = true)]
@@ -69,7 +73,7 @@ pub(super) struct ServerOptions {
     #[arg(long, value_name = "N", default_value = "2", value_parser = times, hide_short_help = true)]
     check_rise: u32,
 
-    /// Checks in a row that must fail before a server takes no clients
+    /// Checks in a row that must fail before a server gets no new clients
     #[arg(long, value_name = "N", default_value = "3", value_parser = times, hide_short_help = true)]
     check_fall: u32,
 
@@ -139,6 +143,38 @@ impl Addresses {
     pub(super) fn all(&self) -> &[Address] {
         &self.0
     }
+
+    /// Returns the addresses to listen on, without those that a listener on another one of them covers: a listener without a
+    /// host or on `[::]` is one for every address of the machine.
+    pub(super) fn uncovered(&self) -> Vec<&Address> {
+        let all = self.0.iter().enumerate();
+        let is_covered = |(at, address): &(usize, &Address)| {
+            let covers = |(other, wide): (usize, &Address)| {
+                // Of two that cover each other, the first one stays.
+                other != *at && covers(wide, address) && (!covers(address, wide) || other < *at)
+            };
+            self.0.iter().enumerate().any(covers)
+        };
+        let own = all.filter(|one| !is_covered(one));
+        own.map(|(_, address)| address).collect()
+    }
+}
+
+/// Returns whether a listener on one address takes the clients of another, so that there can be no listener for that.
+fn covers(wide: &Address, address: &Address) -> bool {
+    // Each listener has a port of its own.
+    if wide.port != address.port || wide.port == Some(0) {
+        return false;
+    }
+    let ip = |address: &Address| match address.host.as_str() {
+        "" => Some(IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+        host => host.parse().ok(),
+    };
+    match (ip(wide), ip(address)) {
+        (Some(IpAddr::V6(wide)), Some(_)) if wide.is_unspecified() => true,
+        (Some(IpAddr::V4(wide)), Some(IpAddr::V4(_))) if wide.is_unspecified() => true,
+        (wide, ip) => wide.is_some() && wide == ip,
+    }
 }
 
 impl FromStr for Addresses {
@@ -168,4 +204,33 @@ pub(super) fn seconds_or_never(text: &str) -> Result<Limit, String> {
 fn times(text: &str) -> Result<u32, String> {
     let number = at_least_one(text)?;
     u32::try_from(number).map_err(|_| format!("the maximum is {}", u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_another_one_covers_needs_no_listener() {
+        for (all, own) in [
+            ("0.0.0.0:445,[::]:445", "[::]:445"),
+            ("[::]:445,0.0.0.0:445", "[::]:445"),
+            (":445,10.0.0.1:445,[fd00::1]:445", ":445"),
+            (":445,[::]:445,:445", ":445"),
+            ("0.0.0.0:445,10.0.0.1:445", "0.0.0.0:445"),
+            ("0.0.0.0:445,[fd00::1]:445", "0.0.0.0:445,[fd00::1]:445"),
+            (":445,10.0.0.1:446", ":445,10.0.0.1:446"),
+            ("10.0.0.1:445,10.0.0.2:445", "10.0.0.1:445,10.0.0.2:445"),
+            (":0,127.0.0.1:0", ":0,127.0.0.1:0"),
+            ("nas,10.0.0.1", "nas,10.0.0.1"),
+        ] {
+            let addresses: Addresses = all.parse().unwrap();
+            let uncovered: Vec<_> = addresses
+                .uncovered()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(uncovered.join(","), own, "{all}");
+        }
+    }
 }

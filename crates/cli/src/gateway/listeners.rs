@@ -52,7 +52,11 @@ impl Listeners {
             ));
         }
         let (rdma, capture) = transport::one_end(&options.options, Some(&options.connect), first)?;
-        let own = if passed.is_empty() { listen.all() } else { &[] };
+        let own = if passed.is_empty() {
+            listen.uncovered()
+        } else {
+            Vec::new()
+        };
         let mut opened = Vec::new();
         for Passed { name, socket } in passed {
             let listener = if is_tcp {

@@ -35,19 +35,14 @@ pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpL
     socket.listen(LISTEN_BACKLOG)
 }
 
-/// Makes a listener on `[::]` accept IPv4 peers too, as on Linux. On Windows and FreeBSD it does not accept them
-/// by default.
-#[cfg(not(target_os = "linux"))]
+/// Makes a listener on `[::]` accept IPv4 peers too. On Windows and FreeBSD it does not accept them by default, and on
+/// Linux `net.ipv6.bindv6only` decides.
 fn accept_ipv4(socket: &TcpSocket, address: SocketAddr) {
     if address.is_ipv6() && address.ip().is_unspecified() {
         // Without this option of the system the listener accepts IPv6 peers only.
         let _ = SockRef::from(socket).set_only_v6(false);
     }
 }
-
-/// Does nothing: `net.ipv6.bindv6only` decides, and its default is that a listener on `[::]` accepts IPv4 peers.
-#[cfg(target_os = "linux")]
-const fn accept_ipv4(_: &TcpSocket, _: SocketAddr) {}
 
 /// Prepares a listening socket that was opened elsewhere.
 pub(super) fn adopt(listener: net::TcpListener, config: &IwarpConfig) -> io::Result<TcpListener> {
