@@ -71,8 +71,23 @@ type Client = Vec<AtServer>;
 struct AtServer {
     /// The server, as the settings name it.
     server: String,
-    connections: u64,
+    /// Each connection has a clone.
+    connections: Presence,
+    /// Whether it has connections of an earlier process, whose sessions go on.
+    has_earlier: bool,
     last_seen: Instant,
+}
+
+/// A connection of a client at a server. As long as the value exists it counts as one, unless its count was given up for a
+/// new one meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Presence(Arc<()>);
+
+impl AtServer {
+    fn connections(&self) -> u64 {
+        let own = Arc::strong_count(&self.connections.0) - 1;
+        own as u64 + u64::from(self.has_earlier)
+    }
 }
 
 /// A client and its server, for another process.
@@ -80,6 +95,8 @@ struct AtServer {
 pub struct Remembered {
     client: ClientKey,
     server: String,
+    #[serde(default)]
+    has_connections: bool,
 }
 
 impl Clients {
@@ -101,6 +118,15 @@ impl Clients {
         self.shared(server).is_drained.store(true, Relaxed);
     }
 
+    /// Returns the servers that take no new clients because an administrator wants that, also those that no service has.
+    pub fn drained(&self) -> Vec<String> {
+        let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let drained = servers
+            .iter()
+            .filter(|(_, shared)| shared.is_drained.load(Relaxed));
+        drained.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Returns the clients and their servers. Those that have connections and those that were seen last are the last.
     pub fn remembered(&self) -> Vec<Remembered> {
         let locked = self.lock();
@@ -110,18 +136,26 @@ impl Clients {
             let remembered = |at: &AtServer| Remembered {
                 client,
                 server: at.server.clone(),
+                has_connections: at.connections() > 0,
             };
             at.iter().map(remembered).collect::<Vec<_>>()
         };
         clients.into_iter().flat_map(of_client).collect()
     }
 
-    /// Remembers clients of another process.
+    /// Remembers clients of another process, whose connections there count until [`forget_earlier`](Self::forget_earlier).
     pub fn remember(&self, clients: impl IntoIterator<Item = Remembered>) {
         let mut locked = self.lock();
-        for Remembered { client, server } in clients {
-            locked.at(client, &server);
+        for one in clients {
+            locked.at(one.client, &one.server).has_earlier = one.has_connections;
         }
+    }
+
+    /// Forgets the connections of the other process, because it has ended.
+    pub fn forget_earlier(&self) {
+        let mut locked = self.lock();
+        let all = locked.0.values_mut().flatten();
+        all.for_each(|at| at.has_earlier = false);
     }
 }
 
@@ -134,18 +168,18 @@ impl Locked<'_> {
     pub(super) fn servers(&self, key: ClientKey) -> impl Iterator<Item = (&str, u64)> {
         let of = move |has_connections| {
             let at = self.0.get(&key).into_iter().flatten().rev();
-            at.filter(move |at| (at.connections > 0) == has_connections)
+            at.filter(move |at| (at.connections() > 0) == has_connections)
         };
         of(true)
             .chain(of(false))
-            .map(|at| (at.server.as_str(), at.connections))
+            .map(|at| (at.server.as_str(), at.connections()))
     }
 
     /// Forgets the connections of all clients at a server, because they end.
     pub(super) fn release(&mut self, server: &str) {
         for at in self.0.values_mut().flatten() {
             if at.server == server {
-                at.connections = 0;
+                (at.connections, at.has_earlier) = (Presence::default(), false);
             }
         }
     }
@@ -157,26 +191,27 @@ impl Locked<'_> {
         key: ClientKey,
         server: &str,
         is_of_service: impl Fn(&str) -> bool,
-    ) -> u64 {
-        let client = self.at(key, server);
-        let last = client.len() - 1;
-        client[last].connections += 1;
-        let connections = client[last].connections;
-        client.retain(|at| at.connections > 0 || !is_of_service(&at.server));
-        connections
+    ) -> (Presence, u64) {
+        let at = self.at(key, server);
+        let entered = (at.connections.clone(), at.connections());
+        let client = self.0.get_mut(&key).into_iter();
+        client.for_each(|client| {
+            client.retain(|at| at.connections() > 0 || !is_of_service(&at.server));
+        });
+        entered
     }
 
     /// Ends a connection of a client at a server.
-    pub(super) fn leave(&mut self, key: ClientKey, server: &str) {
+    pub(super) fn leave(&mut self, key: ClientKey, server: &str, presence: Presence) {
+        drop(presence);
         let client = self.0.get_mut(&key).into_iter().flatten();
         for at in client.filter(|at| at.server == server) {
-            at.connections = at.connections.saturating_sub(1);
             at.last_seen = Instant::now();
         }
     }
 
-    /// Returns the servers of a client, of which this one is the last.
-    fn at(&mut self, key: ClientKey, server: &str) -> &mut Client {
+    /// Returns a client at a server, which becomes its last one.
+    fn at(&mut self, key: ClientKey, server: &str) -> &mut AtServer {
         if self.0.len() >= MAX_CLIENTS && !self.0.contains_key(&key) {
             self.forget_some();
         }
@@ -186,12 +221,13 @@ impl Locked<'_> {
             Some(index) => client.remove(index),
             None => AtServer {
                 server: server.to_owned(),
-                connections: 0,
+                connections: Presence::default(),
+                has_earlier: false,
                 last_seen: Instant::now(),
             },
         };
         client.push(at);
-        client
+        client.last_mut().expect("one was pushed")
     }
 
     /// Forgets the half of the clients without connections that was seen longest ago.
@@ -207,7 +243,7 @@ impl Locked<'_> {
 }
 
 fn has_left(client: &Client) -> bool {
-    client.iter().all(|at| at.connections == 0)
+    client.iter().all(|at| at.connections() == 0)
 }
 
 fn last_seen(client: &Client) -> Option<Instant> {
@@ -232,13 +268,16 @@ mod tests {
 
     #[test]
     fn few_clients_are_remembered() {
-        let clients = Clients::default();
+        let (clients, mut stay) = (Clients::default(), Vec::new());
         for number in 0..MAX_CLIENTS as u32 + 10 {
             let key = ClientKey::Address(IpAddr::from(number.to_be_bytes()));
             let mut locked = clients.lock();
-            assert_eq!(locked.enter(key, "a", of_service), 1);
+            let (presence, connections) = locked.enter(key, "a", of_service);
+            assert_eq!(connections, 1);
             if number > 5 {
-                locked.leave(key, "a");
+                locked.leave(key, "a", presence);
+            } else {
+                stay.push(presence);
             }
         }
         let remembered = clients.remembered().len();
@@ -263,29 +302,46 @@ mod tests {
         let key = ClientKey::Guid([1; 16]);
         let of_files = |server: &str| ["a", "b"].contains(&server);
         let of_others = |server: &str| server == "c";
-        clients.lock().enter(key, "a", of_files);
-        clients.lock().enter(key, "c", of_others);
+        let enter = |server, of: &dyn Fn(&str) -> bool| clients.lock().enter(key, server, of).0;
+        let at_a = enter("a", &of_files);
+        let at_c = enter("c", &of_others);
         assert_eq!(
             servers(&clients, key),
             [("c".to_owned(), 1), ("a".to_owned(), 1)]
         );
         // It goes to another server while it has a connection at the first, and once more when it has none.
-        clients.lock().enter(key, "b", of_files);
+        let at_b = enter("b", &of_files);
         assert_eq!(servers(&clients, key).len(), 3);
-        clients.lock().leave(key, "a");
-        clients.lock().leave(key, "b");
+        clients.lock().leave(key, "a", at_a);
+        clients.lock().leave(key, "b", at_b);
         assert_eq!(
             servers(&clients, key)[0],
             ("c".to_owned(), 1),
             "it has a connection"
         );
         clients.lock().release("c");
-        clients.lock().leave(key, "c");
-        clients.lock().enter(key, "b", of_files);
+        clients.lock().leave(key, "c", at_c);
+        let _at_b = enter("b", &of_files);
         assert_eq!(
             servers(&clients, key),
             [("b".to_owned(), 1), ("c".to_owned(), 0)]
         );
+    }
+
+    /// Connections that an administrator ends do not take new ones with them, however late they close.
+    #[test]
+    fn a_connection_counts_until_it_or_its_count_ends() {
+        let (clients, key) = (Clients::default(), ClientKey::Guid([1; 16]));
+        let enter = || clients.lock().enter(key, "a", of_service);
+        let old = [enter(), enter(), enter()];
+        assert_eq!(old[2].1, 3);
+        clients.lock().release("a");
+        let (_new, connections) = enter();
+        assert_eq!(connections, 1);
+        for (presence, _) in old {
+            clients.lock().leave(key, "a", presence);
+        }
+        assert_eq!(servers(&clients, key), [("a".to_owned(), 1)]);
     }
 
     #[test]
@@ -295,16 +351,20 @@ mod tests {
             ClientKey::Guid([7; 16]),
             ClientKey::Address([10, 0, 0, 1].into()),
         ];
+        let mut connections = Vec::new();
         for key in keys {
             clients.lock().enter(key, "a", of_service);
-            clients.lock().enter(key, "b", of_service);
+            connections.push(clients.lock().enter(key, "b", of_service));
         }
         let text = serde_json::to_string(&clients.remembered()).unwrap();
         let other = Clients::default();
         other.remember(serde_json::from_str::<Vec<Remembered>>(&text).unwrap());
-        for key in keys {
-            let expected = [("b".to_owned(), 0), ("a".to_owned(), 0)];
-            assert_eq!(servers(&other, key), expected);
+        for connections in [1, 0] {
+            for key in keys {
+                let expected = [("b".to_owned(), connections)];
+                assert_eq!(servers(&other, key), expected);
+            }
+            other.forget_earlier();
         }
     }
 }

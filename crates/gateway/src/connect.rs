@@ -1,9 +1,15 @@
 //! How a session gets its server: who the client is, which server it goes to, and the connection to it.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
-use tokio::{io::AsyncWriteExt, time::timeout};
+use tokio::{
+    io::AsyncWriteExt,
+    time::{sleep, timeout},
+};
 use tracing::info;
 
 use super::{
@@ -14,6 +20,9 @@ use super::{
     session::{Connected, Session},
     settings::ClientAddress,
 };
+
+/// Time for which a client that has finished sending may still be served, while a server is being connected.
+const LEAVING_TIME: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Connects to the server of the client. `here` is the address that the client has connected to.
@@ -27,6 +36,24 @@ impl Session {
         }
         let client = self.state.client();
         let (key, is_unknown) = self.key(from_client).await?;
+        let left = async {
+            from_client.leaving().wait().await;
+            sleep(LEAVING_TIME).await;
+        };
+        tokio::select! {
+            connected = self.reach(client, here, key, is_unknown) => connected,
+            () = left => Err(Stop::Closed(Side::Client)),
+        }
+    }
+
+    /// Connects to a server that takes the client, and tries one after the other.
+    async fn reach(
+        &self,
+        client: SocketAddr,
+        here: Option<SocketAddr>,
+        key: ClientKey,
+        is_unknown: bool,
+    ) -> Result<Connected, Stop> {
         let began = Instant::now();
         let mut failed = Vec::new();
         let mut last = None;
@@ -36,8 +63,9 @@ impl Session {
                 let none = || Stop::Unreachable("no server takes clients now".into());
                 return Err(last.unwrap_or_else(none));
             };
-            match self.connect_to(&seat, client, here).await {
-                Ok(server) => {
+            self.state.choose(&seat.server.name);
+            let stop = match self.connect_to(&seat, client, here).await {
+                Ok(server) if seat.has_others || !seat.server.is_drained() => {
                     seat.server.is_reached();
                     let outgoing = self.service.outgoing(&server)?;
                     self.state
@@ -49,16 +77,16 @@ impl Session {
                         _outgoing: outgoing,
                     });
                 }
-                // Its other connections are at this server, whose checks decide whether it is up.
+                Ok(_) => Stop::Unreachable("it was drained meanwhile".into()),
+                // The sessions of the client are at this server, and go on.
                 Err(stop) if seat.has_others => return Err(stop),
-                Err(stop) => {
-                    if !self.service.servers.is_one() {
-                        info!(server = seat.server.name, why = %stop, "the next server is tried");
-                    }
-                    last = Some(stop);
-                    failed.push(seat.server.clone());
-                }
+                Err(stop) => stop,
+            };
+            if !self.service.servers.is_one() {
+                info!(server = seat.server.name, why = %stop, "the next server is tried");
             }
+            last = Some(stop);
+            failed.push(seat.server.clone());
         }
     }
 
@@ -126,7 +154,7 @@ impl Session {
             });
             Stop::Unreachable(format!("{error:#}{}", way.unwrap_or_default()))
         };
-        let mut server = connected.map_err(unreachable)?;
+        let mut server = connected.map_err(|unconnected| unreachable(unconnected.error))?;
         server.prepare(Side::Server, &settings.config)?;
         if settings.client_address == ClientAddress::Proxy {
             let header = proxy_header::encode(client, here.unwrap_or(client));

@@ -184,7 +184,7 @@ impl SessionTraffic<'_> {
 const NO_MESSAGE_ID: u64 = u64::MAX;
 
 /// Time without an answer after which the session of a TCP client that has finished sending ends.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 
 impl Traffic {
     const fn in_direction(&self, direction: Direction) -> &Forwarded {
@@ -394,7 +394,7 @@ impl Counters {
     /// Counts a client that is turned away.
     pub(super) fn turn_away(&self, why: &Refused) {
         self.turned_away.count(match why {
-            Refused::TooMany(_) => "too_many",
+            Refused::TooMany(_) | Refused::TooManyForMemory(_) => "too_many",
             Refused::TooManyOfClient(_) => "too_many_of_client",
             Refused::Address => "not_allowed",
             Refused::Itself => "gateway_itself",

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use smbdirect_transport::NegotiatedReport;
 
-use crate::{counters::Carried, turned_away::SinceLastLine};
+use crate::{counters::Carried, servers::state::Seen, turned_away::SinceLastLine};
 
 /// An event of a running gateway.
 #[derive(Debug, Serialize)]
@@ -95,8 +95,17 @@ pub enum Event<'a> {
         /// The server, as the settings name it.
         server: &'a str,
     },
-    /// A server takes no clients, because its checks fail. Its sessions end.
+    /// A server gets no new clients, because its checks fail. Its sessions go on.
     ServerDown {
+        /// The server, as the settings name it.
+        server: &'a str,
+        /// What the last check saw.
+        state: Seen,
+        /// Why the last check failed.
+        reason: &'a str,
+    },
+    /// Neither the checks of a server nor its sessions have an answer, so its sessions end.
+    ServerGivenUp {
         /// The server, as the settings name it.
         server: &'a str,
         /// Why the last check failed.

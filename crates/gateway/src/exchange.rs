@@ -3,7 +3,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use bytes::{Bytes, BytesMut};
@@ -39,8 +42,10 @@ pub(super) struct Exchange<'a> {
     pub(super) buffers: Arc<Buffers>,
     pub(super) traffic: SessionTraffic<'a>,
     phases: Phases,
-    /// The seat of a client whose ClientGuid is not known yet.
-    unknown: Mutex<Option<&'a Seat>>,
+    /// The server, and the place of the client there.
+    pub(super) seat: &'a Seat,
+    /// Whether the ClientGuid of the client may follow.
+    is_unknown: AtomicBool,
 }
 
 /// Memory that the server may access.
@@ -58,11 +63,11 @@ impl<'a> Exchange<'a> {
     pub(super) fn new(
         id: u64,
         server_channel: ServerChannel,
-        requests: Share,
-        answers: Share,
+        [requests, answers]: [Share; 2],
         buffers: Arc<Buffers>,
         traffic: SessionTraffic<'a>,
         phases: Phases,
+        (seat, is_unknown): (&'a Seat, bool),
     ) -> Self {
         Self {
             id,
@@ -75,34 +80,21 @@ impl<'a> Exchange<'a> {
             buffers,
             traffic,
             phases,
-            unknown: Mutex::new(None),
-        }
-    }
-
-    /// Looks for the ClientGuid in the requests of the client that has this seat.
-    pub(super) fn with_unknown_client(self, seat: Option<&'a Seat>) -> Self {
-        Self {
-            unknown: Mutex::new(seat),
-            ..self
+            seat,
+            is_unknown: AtomicBool::new(is_unknown),
         }
     }
 
     /// Looks for the ClientGuid in a request of a client that has begun with SMB1, so that its other connections go to
     /// the same server.
     pub(super) fn learn_client(&self, head: &[u8]) {
-        let mut unknown = lock(&self.unknown);
-        let Some(seat) = *unknown else {
+        if !self.is_unknown.load(Relaxed) || matches!(Protocol::of(head), Protocol::Smb1) {
             return;
-        };
-        match Protocol::of(head) {
-            Protocol::Smb1 => {}
-            _ => {
-                if let Some(key) = ClientKey::of_first_message(head) {
-                    seat.add_key(key);
-                }
-                *unknown = None;
-            }
         }
+        if let Some(key) = ClientKey::of_first_message(head) {
+            self.seat.add_key(key);
+        }
+        self.is_unknown.store(false, Relaxed);
     }
 
     /// Checks that another request may be taken from the client.

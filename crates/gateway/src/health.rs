@@ -1,28 +1,33 @@
 //! Checks whether a server serves SMB: a connection, and an SMB2 NEGOTIATE.
 
 use std::{
+    io::ErrorKind,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
+use smbdirect::{ConnectionError, SendError};
 use smbdirect_smb::{
     frame::{self, HEADER_LENGTH},
-    smb2::{Command, Header, NegotiateRequest},
+    smb2::{Command, Header, NegotiateContext, NegotiateRequest},
 };
-use smbdirect_transport::{self as transport, text};
+use smbdirect_transport::{self as transport, Cause, Unconnected, text};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::AbortHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use super::{
     event::Event,
     live::{Check, Live},
     peer::Peer,
-    servers::{Fault, Server, ServerStatus},
+    servers::{
+        Server, ServerStatus,
+        state::{Change, Checked, Seen},
+    },
     service::Service,
 };
 
@@ -57,70 +62,119 @@ impl Service {
     }
 }
 
-/// Starts to check a server, until the task is aborted or the service is gone.
+/// Starts to check a server, until the task is aborted or the service is gone. The interval counts from the beginning of a
+/// check to that of the next one.
 fn start(service: Weak<Service>, server: Arc<Server>, check: Check) -> AbortHandle {
     tokio::spawn(async move {
         loop {
+            let next = Instant::now() + check.interval;
             let Some(service) = service.upgrade() else {
                 return;
             };
-            let result = checked(&service, &server, check.interval).await;
-            let fault = result.as_ref().err().map(|fault| fault.text.clone());
-            if server.checked(&check, result) {
-                service.report(&match &fault {
-                    None => Event::ServerUp {
-                        server: &server.name,
-                    },
-                    Some(reason) => Event::ServerDown {
-                        server: &server.name,
-                        reason,
-                    },
-                });
+            let before = server.answers();
+            let outcome = observe(&service, &server, next).await;
+            let (seen, fault) = match outcome {
+                Ok(()) => (Some(Seen::Answers), None),
+                Err((seen, fault)) => (seen, Some(fault)),
+            };
+            let reason = fault.clone().unwrap_or_default();
+            let checked = Checked {
+                seen,
+                fault,
+                answers: [before, server.answers()],
+            };
+            for change in server.checked(&check, checked) {
+                report(
+                    &service,
+                    &server.name,
+                    change,
+                    seen.unwrap_or_default(),
+                    &reason,
+                );
             }
             drop(service);
-            sleep(check.interval).await;
+            sleep_until(next).await;
         }
     })
     .abort_handle()
 }
 
-/// Checks a server once.
-async fn checked(service: &Service, server: &Server, limit: Duration) -> Result<(), Fault> {
-    let connected = service.connect(&server.address, None, limit).await;
-    let peer = connected.map_err(|error| Fault {
-        text: format!("{error:#}"),
-        is_own: transport::is_own_fault(&error),
-    })?;
-    let answered = timeout(limit, answer(service, peer)).await;
-    let late = || {
-        let limit = text::time(limit);
-        Err(format!("it did not answer a NEGOTIATE within {limit}"))
-    };
-    answered.unwrap_or_else(|_| late()).map_err(|text| Fault {
-        text,
-        is_own: false,
-    })
+/// Reports what a check has changed.
+fn report(service: &Service, server: &str, change: Change, seen: Seen, reason: &str) {
+    service.report(&match change {
+        Change::Up => Event::ServerUp { server },
+        Change::Down => Event::ServerDown {
+            server,
+            state: seen,
+            reason,
+        },
+        Change::GivenUp => Event::ServerGivenUp { server, reason },
+    });
 }
 
+/// What a check saw in place of an answer, and its reason. `None` is nothing about the server.
+type Fault = (Option<Seen>, String);
+
+/// Checks a server once, until `end`.
+async fn observe(service: &Service, server: &Server, end: Instant) -> Result<(), Fault> {
+    let limit = end - Instant::now();
+    let late = |seen| {
+        let limit = text::time(limit);
+        (
+            Some(seen),
+            format!("it did not answer a NEGOTIATE within {limit}"),
+        )
+    };
+    // Shorter than the check, so that the reason is known.
+    let connecting = service.connect(&server.address, None, limit / 10 * 9);
+    let connected = timeout_at(end, connecting).await;
+    let connected = connected.map_err(|_| late(Seen::Unreachable))?;
+    let peer = connected.map_err(|Unconnected { cause, error }| {
+        let mut text = format!("{error:#}");
+        if cause == Cause::Closed {
+            text = CLOSED.to_owned();
+        }
+        (Seen::of(cause), text)
+    })?;
+    let answered = timeout_at(end, answer(service, peer)).await;
+    let answered = answered.map_err(|_| late(Seen::Silent))?;
+    answered.map_err(|(seen, text)| (Some(seen), text))
+}
+
+/// Why a server gets no new clients that closes connections.
+const CLOSED: &str = "it closed the connection before it answered a NEGOTIATE; it may be full";
+
 /// Sends a NEGOTIATE, and checks the answer.
-async fn answer(service: &Service, peer: Peer) -> Result<(), String> {
-    match peer {
+async fn answer(service: &Service, peer: Peer) -> Result<(), (Seen, String)> {
+    let answer = match peer {
         Peer::Tcp(mut stream, _) => {
             let answer = over_tcp(&mut stream, service).await;
-            is_negotiated(&answer.map_err(|error| text::plain(&error))?)
+            answer.map_err(|error| match error.kind() {
+                ErrorKind::InvalidData => (Seen::OtherProtocol, text::plain(&error)),
+                ErrorKind::TimedOut => (Seen::Silent, text::plain(&error)),
+                // UnexpectedEof, ConnectionReset, BrokenPipe.
+                _ => (Seen::Closes, CLOSED.to_owned()),
+            })
         }
         Peer::SmbDirect(connection) => {
             let answered = async {
                 for message in first_messages(service) {
                     connection.send(message)?.await?;
                 }
-                Ok::<_, anyhow::Error>(connection.recv().await?.into_bytes())
+                Ok::<_, SendError>(connection.recv().await?.into_bytes())
             };
             let answer = answered.await;
-            transport::close(&connection, CLOSE_TIMEOUT).await;
-            is_negotiated(&answer.map_err(|error| error.to_string())?)
+            // It does not delay the next check.
+            tokio::spawn(async move { transport::close(&connection, CLOSE_TIMEOUT).await });
+            answer.map_err(|error| match error {
+                SendError::Connection(ConnectionError::TimedOut(_)) => {
+                    (Seen::Silent, error.to_string())
+                }
+                _ => (Seen::Closes, CLOSED.to_owned()),
+            })
         }
-    }
+    };
+    is_smb2(&answer?).map_err(|text| (Seen::OtherProtocol, text.to_owned()))
 }
 
 /// Returns the header for a server that expects one, and the NEGOTIATE.
@@ -138,20 +192,28 @@ async fn over_tcp(stream: &mut TcpStream, service: &Service) -> std::io::Result<
     stream.write_all(&[&header[..], &request].concat()).await?;
     let mut header = [0; HEADER_LENGTH];
     stream.read_exact(&mut header).await?;
-    let length = frame::message_length(header).map_err(std::io::Error::other)? as usize;
+    let length = frame::message_length(header);
+    let length =
+        length.map_err(|fault| std::io::Error::new(ErrorKind::InvalidData, fault))? as usize;
     let mut answer = BytesMut::zeroed(length.min(MAX_ANSWER_BYTES));
     stream.read_exact(&mut answer).await?;
     Ok(answer.freeze())
 }
 
-/// Returns a NEGOTIATE with the dialects that need no contexts.
+/// Returns a NEGOTIATE with all dialects of SMB2.
 fn negotiate() -> Bytes {
+    // SHA-512, and a salt, which says nothing here.
+    let mut integrity = vec![1, 0, SALT_LENGTH, 0, 1, 0];
+    integrity.extend([0; SALT_LENGTH as usize]);
     let request = NegotiateRequest {
         security_mode: 1,
         capabilities: 0,
         client_guid: [0; 16],
-        dialects: vec![0x0202, 0x0210, 0x0300, 0x0302],
-        contexts: Vec::new(),
+        dialects: vec![0x0202, 0x0210, 0x0300, 0x0302, 0x0311],
+        contexts: vec![NegotiateContext {
+            context_type: PREAUTH_INTEGRITY,
+            data: integrity,
+        }],
     };
     let mut message = Vec::new();
     Header::request(Command::NEGOTIATE, 0).encode(&mut message);
@@ -159,14 +221,17 @@ fn negotiate() -> Bytes {
     message.into()
 }
 
-/// Checks that the answer is a successful response to NEGOTIATE.
-fn is_negotiated(answer: &[u8]) -> Result<(), String> {
-    let header = Header::decode(answer).map_err(|_| "its answer is not SMB2".to_owned())?;
+/// SMB2_PREAUTH_INTEGRITY_CAPABILITIES ([MS-SMB2] 2.2.3.1.1), which dialect 3.1.1 needs.
+const PREAUTH_INTEGRITY: u16 = 1;
+/// Bytes of the salt in it.
+const SALT_LENGTH: u8 = 32;
+
+/// Checks that the answer is a response to NEGOTIATE. A server that refuses the dialects answers as well: whether it serves a
+/// client, the client negotiates by itself.
+fn is_smb2(answer: &[u8]) -> Result<(), &'static str> {
+    let header = Header::decode(answer).map_err(|_| "its answer is not SMB2")?;
     if header.command != Command::NEGOTIATE || !header.is_response() {
-        return Err("its answer is not a response to NEGOTIATE".into());
+        return Err("its answer is not a response to NEGOTIATE");
     }
-    match header.status {
-        0 => Ok(()),
-        status => Err(format!("it refused a NEGOTIATE with status {status:#010x}")),
-    }
+    Ok(())
 }

@@ -147,7 +147,7 @@ impl<'a> Incoming<'a> {
                 Content::Whole(_, client) => gone(client).await,
                 // A client on TCP can wait for answers after it has finished sending.
                 Content::Begun(client) => {
-                    client.hung_up().await;
+                    client.hang_up().wait().await;
                     exchange.traffic.session.silence().await;
                     Stop::Closed(self.side)
                 }

@@ -54,7 +54,7 @@ pub use event::Event;
 pub use gateway::Gateway;
 pub use listener::ClientListener;
 pub use live::{Balance, Check, Live, Network};
-pub use servers::ServerStatus;
+pub use servers::{ServerStatus, state::Seen};
 pub use service::Service;
 pub use settings::{ClientAddress, Protocol, Settings, connection_config};
 pub use state::SessionStatus;

@@ -20,7 +20,7 @@ pub struct Live {
     pub deny: Vec<Network>,
     /// The addresses of proxies, whose connections begin with a header of the PROXY protocol, version 2.
     pub trusted_proxies: Vec<Network>,
-    /// Largest number of concurrent sessions; further clients are turned away.
+    /// Largest number of concurrent sessions; further clients are turned away. The memory may be enough for fewer.
     pub max_connections: u64,
     /// Largest number of connections of one address, of those that negotiate too; `None` without a limit.
     pub max_connections_per_client: Option<u64>,
@@ -43,11 +43,12 @@ pub enum Balance {
 /// How servers are checked: a connection, and an SMB2 NEGOTIATE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Time between two checks, and the longest time for one.
+    /// Time from the beginning of a check to that of the next one, and the longest time for one.
     pub interval: Duration,
     /// Number of successes in a row after which a server takes clients again.
     pub rise: u32,
-    /// Number of failures in a row after which a server takes no clients.
+    /// Number of failures in a row after which a server gets no new clients, and of those without any sign of life after
+    /// which its sessions end.
     pub fall: u32,
     /// Time in which a server that takes clients again gets its full part of new ones.
     pub slow_start: Duration,

@@ -250,13 +250,11 @@ impl Source {
         }
     }
 
-    /// Waits until the client has closed its connection, or its sending side, although nothing is received.
-    pub(super) async fn gone(&self) {
+    /// Returns what tells when the peer has closed its connection, or its sending side, although nothing is received.
+    pub(super) fn leaving(&self) -> Leaving {
         match self {
-            Self::SmbDirect(connection, _) => {
-                connection.closed().await;
-            }
-            Self::Tcp(source) => source.hung_up().await,
+            Self::SmbDirect(connection, _) => Leaving::SmbDirect(connection.clone()),
+            Self::Tcp(source) => Leaving::Tcp(source.hang_up()),
         }
     }
 
@@ -276,6 +274,22 @@ impl Source {
             }
         };
         proxy_header::decode(&header).map_err(|fault| Stop::Failed(side, fault.to_string()))
+    }
+}
+
+/// Tells when a peer leaves.
+pub(super) enum Leaving {
+    SmbDirect(Connection),
+    Tcp(tcp::HangUp),
+}
+
+impl Leaving {
+    /// Waits until the peer has closed its connection, or its sending side.
+    pub(super) async fn wait(&self) {
+        match self {
+            Self::SmbDirect(connection) => drop(connection.closed().await),
+            Self::Tcp(hang_up) => hang_up.wait().await,
+        }
     }
 }
 

@@ -18,9 +18,11 @@ use super::{
 };
 
 /// The places of a gateway.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Places {
     taken: Mutex<Taken>,
+    /// The number of sessions that the memory is enough for.
+    affordable: u64,
     turned_away: Mutex<TurnedAway>,
 }
 
@@ -47,17 +49,39 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// Returns places whose sessions have numbers after this one.
-    pub(super) fn numbered_after(before: u64) -> Self {
-        let taken = Taken {
-            before,
-            last_id: before,
-            ..Taken::default()
-        };
+    /// Returns places for at most this number of sessions.
+    pub(super) fn new(affordable: u64) -> Self {
         Self {
-            taken: Mutex::new(taken),
-            ..Self::default()
+            taken: Mutex::default(),
+            affordable,
+            turned_away: Mutex::default(),
         }
+    }
+
+    /// Numbers the sessions after this number.
+    pub(super) fn numbered_after(self, before: u64) -> Self {
+        let mut taken = self.taken();
+        (taken.before, taken.last_id) = (before, before);
+        drop(taken);
+        self
+    }
+
+    /// Returns the largest number of sessions with these settings.
+    pub(super) fn most(&self, live: &Live) -> u64 {
+        live.max_connections.min(self.affordable)
+    }
+
+    /// Checks that there is room for another session.
+    fn check_room(&self, taken: &Taken, live: &Live) -> Result<(), Refused> {
+        let (open, most) = (taken.sessions.len() as u64, self.most(live));
+        if open < most {
+            return Ok(());
+        }
+        Err(if most < live.max_connections {
+            Refused::TooManyForMemory(open)
+        } else {
+            Refused::TooMany(open)
+        })
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -80,7 +104,7 @@ impl Places {
             return Err(Refused::Address);
         }
         let mut taken = self.taken();
-        taken.check_room(live)?;
+        self.check_room(&taken, live)?;
         if !is_proxy {
             taken.check_client(live, client)?;
         }
@@ -125,14 +149,6 @@ impl Places {
 }
 
 impl Taken {
-    fn check_room(&self, live: &Live) -> Result<(), Refused> {
-        let open = self.sessions.len() as u64;
-        if open >= live.max_connections {
-            return Err(Refused::TooMany(open));
-        }
-        Ok(())
-    }
-
     fn check_client(&self, live: &Live, client: IpAddr) -> Result<(), Refused> {
         let Some(most) = live.max_connections_per_client else {
             return Ok(());
@@ -165,7 +181,7 @@ impl Place {
         state: impl FnOnce(u64) -> SessionState,
     ) -> Result<Arc<SessionState>, Refused> {
         let mut taken = self.places.taken();
-        taken.check_room(live)?;
+        self.places.check_room(&taken, live)?;
         taken.last_id += 1;
         let id = taken.last_id;
         let state = Arc::new(state(id));

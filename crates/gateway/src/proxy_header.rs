@@ -9,6 +9,8 @@ use smbdirect_transport::canonical;
 
 /// Number of bytes before the addresses.
 const FIXED: usize = 16;
+/// The first bytes of a header of version 1.
+const VERSION_ONE: &[u8] = b"PROXY ";
 /// Maximum number of bytes of a header that is accepted: addresses, and some additional values.
 pub(super) const MAX_LENGTH: usize = 536;
 
@@ -18,11 +20,18 @@ pub(super) enum HeaderFault {
     /// It is not a header, or is malformed.
     #[error("it is a trusted proxy, but its connection does not begin with a PROXY header: {0}")]
     Malformed(String),
+    /// It is a header of version 1, a line of text.
+    #[error(
+        "its PROXY header has version 1; have the proxy send version 2 (haproxy: send-proxy-v2)"
+    )]
+    VersionOne,
     /// The connection is one of a client that the header does not name, so that `allow` and `deny` cannot decide.
     #[error("its PROXY header does not name an IP address of its client")]
     Unnamed,
     /// It is longer than [`MAX_LENGTH`].
-    #[error("its PROXY header has {0} bytes; the maximum is {MAX_LENGTH}")]
+    #[error(
+        "its PROXY header has {0} bytes; the maximum is {MAX_LENGTH}, so have the proxy add fewer values to it"
+    )]
     TooLong(usize),
 }
 
@@ -64,7 +73,11 @@ fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr)
 /// It is not a header, or too long.
 pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, HeaderFault> {
     use ppp::v2::ParseError;
+    if bytes.len() < VERSION_ONE.len() && VERSION_ONE.starts_with(bytes) {
+        return Ok(None);
+    }
     match Header::try_from(bytes) {
+        Err(_) if bytes.starts_with(VERSION_ONE) => Err(HeaderFault::VersionOne),
         Ok(header) => within(header.len()).map(Some),
         Err(ParseError::Incomplete(_)) => Ok(None),
         Err(ParseError::Partial(_, addresses)) => within(FIXED + addresses).map(Some),
@@ -85,8 +98,13 @@ fn within(length: usize) -> Result<usize, HeaderFault> {
 /// It is malformed or too long, or does not name the client.
 pub(super) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
     within(bytes.len())?;
-    let header =
-        Header::try_from(bytes).map_err(|error| HeaderFault::Malformed(error.to_string()))?;
+    let header = Header::try_from(bytes).map_err(|error| {
+        if bytes.starts_with(VERSION_ONE) {
+            HeaderFault::VersionOne
+        } else {
+            HeaderFault::Malformed(error.to_string())
+        }
+    })?;
     if header.command == Command::Local {
         return Ok(None);
     }
@@ -141,13 +159,18 @@ mod tests {
 
     #[test]
     fn what_is_no_header_is_refused() {
-        for bytes in [
-            &b"\0\0\0\x40\xfeSMB"[..],
-            b"GET / HTTP/1.1\r\n",
-            b"PROXY TCP4 1.2.3.4 ",
-        ] {
+        for bytes in [&b"\0\0\0\x40\xfeSMB"[..], b"GET / HTTP/1.1\r\n"] {
             assert!(matches!(length(bytes), Err(HeaderFault::Malformed(_))));
         }
+        let line = b"PROXY TCP4 1.2.3.4 ";
+        for cut in 1..line.len() {
+            match length(&line[..cut]) {
+                Ok(None) => assert!(cut < VERSION_ONE.len()),
+                Err(HeaderFault::VersionOne) => assert!(cut >= VERSION_ONE.len()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(matches!(decode(line), Err(HeaderFault::VersionOne)));
         let mut long = encode(
             "10.1.2.3:7".parse().unwrap(),
             "10.0.0.1:445".parse().unwrap(),

@@ -9,6 +9,8 @@ pub(super) enum Refused {
     Address,
     /// `max-connections` sessions are open.
     TooMany(u64),
+    /// As many sessions are open as the memory is enough for.
+    TooManyForMemory(u64),
     /// The client has `max-connections-per-client` places.
     TooManyOfClient(u64),
     /// The client is this gateway itself.
@@ -18,19 +20,20 @@ pub(super) enum Refused {
 impl Refused {
     /// Returns the reason for the log.
     pub(super) fn reason(&self) -> String {
-        match self {
+        let are_open = |open: u64, of: &str| {
+            let are = if open == 1 { "is" } else { "are" };
+            format!("{}{of} {are} open", text::plural(open, "connection"))
+        };
+        match *self {
             Self::Address => "its address is not allowed".into(),
-            Self::TooMany(open) => {
-                let are = if *open == 1 { "is" } else { "are" };
-                format!("{} {are} open", text::plural(*open, "connection"))
-            }
-            Self::TooManyOfClient(open) => {
-                let are = if *open == 1 { "is" } else { "are" };
+            Self::TooMany(open) => are_open(open, ""),
+            Self::TooManyForMemory(open) => {
                 format!(
-                    "{} of its address {are} open",
-                    text::plural(*open, "connection")
+                    "{}, and `memory` is not enough for more",
+                    are_open(open, "")
                 )
             }
+            Self::TooManyOfClient(open) => are_open(open, " of its address"),
             Self::Itself => {
                 "it is this gateway itself: the server that the gateway connects to leads \
                              back to it"

@@ -57,6 +57,8 @@ impl Relay<'_> {
             .received(self.direction, &head, message.arrived());
         if is_request {
             self.exchange.learn_client(&head);
+        } else {
+            self.exchange.seat.server.has_answered();
         }
         drop(head);
         Ok(message)

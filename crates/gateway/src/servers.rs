@@ -1,6 +1,9 @@
 //! The servers of a gateway: which of them take clients, and which one a client goes to.
 
+pub(super) mod state;
+
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -13,9 +16,10 @@ use smbdirect_transport::Address;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use super::{
-    clients::{ClientKey, Clients, Shared},
+    clients::{ClientKey, Clients, Presence, Shared},
     live::{Balance, Check},
 };
+use state::{Change, Checked, NewClients, Seen, State};
 
 /// The part of its share of clients that a server gets when it begins to take clients again.
 const LEAST_WEIGHT: f64 = 0.05;
@@ -26,6 +30,8 @@ pub(super) struct Servers {
     list: Mutex<Vec<Listed>>,
     /// Servers that the settings had before, while they have sessions. They are still checked.
     leaving: Mutex<Vec<Listed>>,
+    /// The checks of each server, also of those that the settings had before.
+    checks: Mutex<HashMap<String, Arc<Checks>>>,
     clients: Arc<Clients>,
 }
 
@@ -61,33 +67,16 @@ pub(super) struct Server {
     pub(super) address: Address,
     pub(super) name: String,
     sessions: AtomicU64,
+    /// Answers to sessions, which are signs of life.
+    answers: AtomicU64,
     /// What other services know of it, too.
     shared: Arc<Shared>,
-    health: watch::Sender<Health>,
+    checks: Arc<Checks>,
+    state: watch::Sender<State>,
 }
 
-/// Why a check of a server failed.
-#[derive(Clone, Debug)]
-pub(super) struct Fault {
-    pub(super) text: String,
-    /// Whether it is a fault of this machine, which says nothing about the server.
-    pub(super) is_own: bool,
-}
-
-/// What the checks of a server have found.
-#[derive(Clone, Debug)]
-struct Health {
-    is_up: bool,
-    /// Results in a row that differ from `is_up`.
-    contrary: u32,
-    /// Whether anything is known. If not, the first check alone decides.
-    is_known: bool,
-    /// When it began to take clients again, if it was down.
-    up_since: Option<Instant>,
-    slow_start: Duration,
-    /// The reason of the last failure.
-    fault: Option<String>,
-}
+/// How often checks saw each of [`Seen::ALL`].
+type Checks = [AtomicU64; Seen::ALL.len()];
 
 /// The state of one server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,12 +85,21 @@ pub struct ServerStatus {
     pub server: String,
     /// Whether its checks succeed; true for a server that is not checked.
     pub is_up: bool,
+    /// What its checks saw last, as far as it decides; [`Seen::Answers`] for a server that is not checked.
+    #[serde(default)]
+    pub state: Seen,
     /// Whether it takes no new clients, because an administrator wants that.
     pub is_drained: bool,
     /// Sessions that it has now.
     pub sessions: u64,
     /// Why the last check failed, if it did.
     pub fault: Option<String>,
+    /// Seconds since it began to take clients again; `None` if it always did, or does not.
+    #[serde(default)]
+    pub seconds_up: Option<f64>,
+    /// How often checks saw each of [`Seen::ALL`].
+    #[serde(default)]
+    pub checks: [u64; Seen::ALL.len()],
 }
 
 /// The connection of one client to one server. A drop ends it.
@@ -112,7 +110,7 @@ pub(super) struct Seat {
     /// Whether the client has other connections to this server.
     pub(super) has_others: bool,
     /// The client, and its ClientGuid if that was known later.
-    keys: Mutex<Vec<ClientKey>>,
+    keys: Mutex<Vec<(ClientKey, Presence)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -147,7 +145,7 @@ impl Servers {
             let mut listed = match kept {
                 Some(index) => before.swap_remove(index),
                 None => Listed {
-                    server: Arc::new(Server::new(address.clone(), &self.clients)),
+                    server: Arc::new(self.server(address.clone())),
                     check: None,
                     task: None,
                     turn: 0.0,
@@ -170,17 +168,30 @@ impl Servers {
         *leaving = before;
     }
 
+    fn server(&self, address: Address) -> Server {
+        let name = address.to_string();
+        Server {
+            shared: self.clients.shared(&name),
+            checks: lock(&self.checks).entry(name.clone()).or_default().clone(),
+            name,
+            address,
+            sessions: AtomicU64::new(0),
+            answers: AtomicU64::new(0),
+            state: watch::Sender::default(),
+        }
+    }
+
     /// Returns whether there is only one server, also of those that leave, so that nothing needs to be known about a client.
     pub(super) fn is_one(&self) -> bool {
         let list = lock(&self.list);
         list.len() == 1 && lock(&self.leaving).is_empty()
     }
 
-    /// Returns whether a client could be served.
+    /// Returns whether a server takes new clients.
     pub(super) fn is_any_up(&self) -> bool {
         lock(&self.list)
             .iter()
-            .any(|listed| listed.server.takes_clients())
+            .any(|listed| listed.server.new_clients() == NewClients::Yes)
     }
 
     /// Returns the state of each server.
@@ -195,10 +206,10 @@ impl Servers {
     /// here is up.
     pub(super) fn assume(&self, states: &[ServerStatus]) {
         let list = lock(&self.list);
-        for listed in list.iter().filter(|listed| listed.check.is_some()) {
-            let is_of = |state: &&ServerStatus| state.server == listed.server.name;
-            if let Some(state) = states.iter().find(is_of) {
-                listed.server.assume(state);
+        for listed in list.iter() {
+            let is_of = |status: &&ServerStatus| status.server == listed.server.name;
+            if let (Some(status), Some(check)) = (states.iter().find(is_of), &listed.check) {
+                listed.server.assume(status, check);
             }
         }
     }
@@ -234,39 +245,42 @@ impl Servers {
             let is_named = |listed: &&Listed| listed.server.name == name;
             let listed = list.iter().find(is_named);
             let server = &listed.or_else(|| leaving.iter().find(is_named))?.server;
-            // Connections that a client adds go where the others are, also while that server is drained.
-            let has_others = connections > 0 && server.is_up();
-            let stays = has_others || (listed.is_some() && server.takes_clients());
+            // Connections that a client adds go where its sessions go on, also while that server takes no new clients.
+            let has_others = connections > 0 && !server.is_given_up();
+            let stays = has_others || (listed.is_some() && server.new_clients() == NewClients::Yes);
             (stays && !has_failed(server)).then(|| server.clone())
         });
         let server = match known {
             Some(server) => server,
-            None => next(&mut list, balance, has_failed)?,
+            None => [NewClients::Yes, NewClients::IfNoOther]
+                .into_iter()
+                .find_map(|which| next(&mut list, balance, which, has_failed))?,
         };
         let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);
-        let has_others = clients.enter(key, &server.name, is_of_service) > 1;
+        let (presence, connections) = clients.enter(key, &server.name, is_of_service);
         server.sessions.fetch_add(1, Relaxed);
         server.shared.sessions.fetch_add(1, Relaxed);
         drop((clients, leaving, list));
         Some(Seat {
             servers: self.clone(),
             server,
-            has_others,
-            keys: Mutex::new(vec![key]),
+            has_others: connections > 1,
+            keys: Mutex::new(vec![(key, presence)]),
         })
     }
 }
 
-/// Returns the server whose turn it is.
+/// Returns the server whose turn it is, of those that take new clients in this way.
 fn next(
     list: &mut [Listed],
     balance: Balance,
+    which: NewClients,
     has_failed: impl Fn(&Arc<Server>) -> bool,
 ) -> Option<Arc<Server>> {
     let now = Instant::now();
     let mut able: Vec<_> = list
         .iter_mut()
-        .filter(|listed| listed.server.takes_clients() && !has_failed(&listed.server))
+        .filter(|listed| listed.server.new_clients() == which && !has_failed(&listed.server))
         .map(|listed| (listed.server.weight(now), listed))
         .collect();
     if balance == Balance::RoundRobin {
@@ -299,121 +313,112 @@ fn next(
 }
 
 impl Server {
-    fn new(address: Address, clients: &Clients) -> Self {
-        let name = address.to_string();
-        Self {
-            shared: clients.shared(&name),
-            name,
-            address,
-            sessions: AtomicU64::new(0),
-            health: watch::Sender::new(Health::assumed()),
+    /// Returns whether it gets clients that have no sessions there.
+    fn new_clients(&self) -> NewClients {
+        if self.is_drained() {
+            NewClients::No
+        } else {
+            self.state.borrow().new_clients()
         }
     }
 
-    fn is_up(&self) -> bool {
-        self.health.borrow().is_up
+    fn is_given_up(&self) -> bool {
+        self.state.borrow().is_given_up
     }
 
-    fn takes_clients(&self) -> bool {
-        self.is_up() && !self.shared.is_drained.load(Relaxed)
+    /// Returns whether an administrator wants that it takes no new clients.
+    pub(super) fn is_drained(&self) -> bool {
+        self.shared.is_drained.load(Relaxed)
     }
 
-    /// Assumes that the server is up, because it is no longer checked.
+    /// Assumes that the server answers, because it is no longer checked.
     fn is_assumed_up(&self) {
-        self.health.send_modify(|health| {
-            *health = Health {
-                is_known: health.is_known,
-                ..Health::assumed()
+        self.state.send_modify(|state| {
+            *state = State {
+                is_known: state.is_known,
+                ..State::default()
             }
         });
     }
 
     /// Notes that a session has connected to it.
     pub(super) fn is_reached(&self) {
-        self.health.send_if_modified(|health| {
-            health.is_known = true;
+        self.state.send_if_modified(|state| {
+            state.is_known = true;
             false
         });
     }
 
-    /// Assumes the health that another process has found.
-    fn assume(&self, state: &ServerStatus) {
-        self.health.send_replace(Health {
-            is_up: state.is_up,
+    /// Counts an answer to a session.
+    pub(super) fn has_answered(&self) {
+        self.answers.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the number of answers to its sessions.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Relaxed)
+    }
+
+    /// Assumes the state that another process has found, with the settings of this one.
+    fn assume(&self, status: &ServerStatus, check: &Check) {
+        let age = status
+            .seconds_up
+            .and_then(|up| Duration::try_from_secs_f64(up).ok());
+        self.state.send_replace(State {
+            seen: if status.is_up {
+                Seen::Answers
+            } else {
+                status.state
+            },
             is_known: true,
-            fault: state.fault.clone(),
-            ..Health::assumed()
+            up_since: age.and_then(|age| Instant::now().checked_sub(age)),
+            slow_start: check.slow_start,
+            fault: status.fault.clone(),
+            ..State::default()
         });
     }
 
     /// Returns the part of its share of new clients that the server gets.
     fn weight(&self, now: Instant) -> f64 {
-        let health = self.health.borrow();
-        let Some(since) = health.up_since.filter(|_| !health.slow_start.is_zero()) else {
+        let state = self.state.borrow();
+        let Some(since) = state.up_since.filter(|_| !state.slow_start.is_zero()) else {
             return 1.0;
         };
-        let part = (now - since).as_secs_f64() / health.slow_start.as_secs_f64();
+        let part = (now - since).as_secs_f64() / state.slow_start.as_secs_f64();
         part.clamp(LEAST_WEIGHT, 1.0)
     }
 
-    /// Records the result of a check. Returns whether the server has gone up or down by it.
-    pub(super) fn checked(&self, check: &Check, result: Result<(), Fault>) -> bool {
-        let is_success = result.is_ok();
-        let is_own = result.as_ref().is_err_and(|fault| fault.is_own);
-        let mut has_changed = false;
-        self.health.send_if_modified(|health| {
-            health.fault = result.err().map(|fault| fault.text);
-            if is_own {
-                return false;
-            }
-            health.slow_start = check.slow_start;
-            let is_first = !std::mem::replace(&mut health.is_known, true);
-            if is_success == health.is_up {
-                health.contrary = 0;
-                return false;
-            }
-            health.contrary += 1;
-            let needed = if is_success { check.rise } else { check.fall };
-            if health.contrary < needed && !is_first {
-                return false;
-            }
-            health.is_up = is_success;
-            health.contrary = 0;
-            health.up_since = is_success.then(Instant::now);
-            has_changed = true;
-            true
+    /// Records the result of a check. Returns what changes by it.
+    pub(super) fn checked(&self, check: &Check, checked: Checked) -> Vec<Change> {
+        if let Some(seen) = checked.seen {
+            self.checks[seen as usize].fetch_add(1, Relaxed);
+        }
+        let mut changes = Vec::new();
+        self.state.send_if_modified(|state| {
+            changes = state.checked(check, checked);
+            !changes.is_empty()
         });
-        has_changed
+        changes
     }
 
-    /// Waits until the server is down.
-    pub(super) async fn down(&self) {
-        let mut health = self.health.subscribe();
+    /// Waits until the server is given up.
+    pub(super) async fn given_up(&self) {
+        let mut state = self.state.subscribe();
         // The sender lives as long as this value.
-        let _ = health.wait_for(|health| !health.is_up).await;
+        let _ = state.wait_for(|state| state.is_given_up).await;
     }
 
     fn status(&self) -> ServerStatus {
-        let health = self.health.borrow();
+        let state = self.state.borrow();
         ServerStatus {
             server: self.name.clone(),
-            is_up: health.is_up,
-            is_drained: self.shared.is_drained.load(Relaxed),
+            is_up: state.is_up(),
+            state: state.seen,
+            is_drained: self.is_drained(),
             sessions: self.sessions.load(Relaxed),
-            fault: health.fault.clone(),
-        }
-    }
-}
-
-impl Health {
-    const fn assumed() -> Self {
-        Self {
-            is_up: true,
-            contrary: 0,
-            is_known: false,
-            up_since: None,
-            slow_start: Duration::ZERO,
-            fault: None,
+            fault: state.fault.clone(),
+            seconds_up: state.up_since.map(|since| since.elapsed().as_secs_f64()),
+            checks: self.checks.each_ref().map(|count| count.load(Relaxed)),
         }
     }
 }
@@ -428,8 +433,8 @@ impl Seat {
             connections > 0 && name != self.server.name && is_of_service(name)
         });
         if !is_elsewhere {
-            clients.enter(key, &self.server.name, is_of_service);
-            lock(&self.keys).push(key);
+            let (presence, _) = clients.enter(key, &self.server.name, is_of_service);
+            lock(&self.keys).push((key, presence));
         }
     }
 }
@@ -441,8 +446,8 @@ impl Drop for Seat {
             lock(&self.servers.leaving).retain(Listed::has_sessions);
         }
         let mut clients = self.servers.clients.lock();
-        for key in &*lock(&self.keys) {
-            clients.leave(*key, &self.server.name);
+        for (key, presence) in lock(&self.keys).drain(..) {
+            clients.leave(key, &self.server.name, presence);
         }
     }
 }
@@ -480,17 +485,23 @@ mod tests {
         found.unwrap().server.clone()
     }
 
-    fn fault(is_own: bool) -> Result<(), Fault> {
-        let text = "it did not answer".into();
-        Err(Fault { text, is_own })
+    fn see(server: &Server, seen: Seen) -> Vec<Change> {
+        let checked = Checked {
+            seen: Some(seen),
+            fault: None,
+            answers: [0, 0],
+        };
+        server.checked(&Check::default(), checked)
     }
 
-    fn fail(server: &Server, check: &Check) {
-        server.checked(check, Ok(()));
-        for _ in 0..check.fall {
-            server.checked(check, fault(false));
+    fn see_all(server: &Server, all: &[Seen]) {
+        for &seen in all {
+            see(server, seen);
         }
     }
+
+    const FAILS: [Seen; 4] = [Seen::Answers, Seen::Silent, Seen::Silent, Seen::Silent];
+    const RETURNS: [Seen; 2] = [Seen::Answers, Seen::Answers];
 
     const LEAST: Balance = Balance::LeastConnections;
 
@@ -545,42 +556,48 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_fails_loses_its_clients() {
         let servers = servers(&["a", "b"]);
-        let check = Check::default();
         let seat = servers.seat(LEAST, client(1), &[]).unwrap();
         let a = seat.server.clone();
-        assert!(!a.checked(&check, Ok(())));
-        assert!(!a.checked(&check, fault(false)));
-        assert!(!a.checked(&check, Ok(())));
-        fail(&a, &check);
-        a.down().await;
+        see_all(&a, &FAILS);
+        a.given_up().await;
         let again = servers.seat(LEAST, client(1), &[]).unwrap();
         assert_eq!(again.server.name, "b");
         drop(seat);
-        fail(&named(&servers, "b"), &check);
+        see_all(&named(&servers, "b"), &FAILS);
         assert!(!servers.is_any_up());
         assert!(servers.seat(LEAST, client(2), &[]).is_none());
-        assert!(!a.checked(&check, Ok(())));
-        assert!(a.checked(&check, Ok(())));
+        see_all(&a, &RETURNS);
         assert!(servers.is_any_up());
     }
 
+    /// It closes connections, or its name server is silent.
     #[tokio::test]
-    async fn the_first_check_of_a_server_decides() {
+    async fn a_server_that_may_be_well_is_tried_if_no_other_is() {
+        for seen in [Seen::Closes, Seen::Nameless] {
+            let servers = servers(&["a", "b"]);
+            let old = servers.seat(LEAST, client(1), &[]).unwrap();
+            see_all(&old.server, &[seen; 3]);
+            assert!(!old.server.is_given_up());
+            let added = servers.seat(LEAST, client(1), &[]).unwrap();
+            assert_eq!(added.server.name, "a", "its sessions go on there");
+            for number in 2..5 {
+                let new = servers.seat(LEAST, client(number), &[]).unwrap();
+                assert_eq!(new.server.name, "b", "{seen:?}");
+            }
+            see_all(&named(&servers, "b"), &FAILS);
+            let new = servers.seat(LEAST, client(5), &[]).unwrap();
+            assert_eq!(new.server.name, "a");
+            assert!(!servers.is_any_up());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_that_has_connected_says_more_than_the_first_check() {
         let servers = servers(&["a", "b"]);
-        let check = Check::default();
-        let a = named(&servers, "a");
-        assert!(!a.checked(&check, fault(true)));
-        assert!(a.checked(&check, fault(false)));
-        assert!(!a.is_up());
-        assert!(!a.checked(&check, Ok(())));
-        assert!(a.checked(&check, Ok(())));
-        assert!(!a.checked(&check, fault(false)));
-        assert!(a.is_up());
-        // A session that has connected says more.
         let b = named(&servers, "b");
         b.is_reached();
         b.is_assumed_up();
-        assert!(!b.checked(&check, fault(false)));
+        assert!(see(&b, Seen::Silent).is_empty());
     }
 
     #[tokio::test]
@@ -637,7 +654,7 @@ mod tests {
     #[tokio::test]
     async fn states_of_another_process_are_assumed() {
         let before = servers(&["a", "b", "c"]);
-        fail(&named(&before, "a"), &Check::default());
+        see_all(&named(&before, "a"), &FAILS);
         before.set_drained("b", true);
         let after = Servers::default();
         let sleeping = |_, _| tokio::spawn(std::future::pending::<()>()).abort_handle();
@@ -654,11 +671,11 @@ mod tests {
             states,
             expected.map(|(name, up, drained)| (name.to_owned(), up, drained))
         );
-        assert!(!named(&after, "b").checked(&Check::default(), fault(false)));
+        assert!(see(&named(&after, "b"), Seen::Silent).is_empty());
         // It comes back as if this process had seen it fail.
         let a = named(&after, "a");
-        assert!(!a.checked(&Check::default(), Ok(())));
-        assert!(a.checked(&Check::default(), Ok(())));
+        assert!(see(&a, Seen::Answers).is_empty());
+        assert_eq!(see(&a, Seen::Answers), [Change::Up]);
         // One that is not checked here is up.
         after.set(&addresses, None, sleeping);
         after.assume(&before.status());
@@ -669,11 +686,9 @@ mod tests {
     async fn a_server_that_is_back_gets_clients_slowly() {
         for balance in [LEAST, Balance::RoundRobin] {
             let servers = servers(&["a", "b"]);
-            let check = Check::default();
             let a = named(&servers, "a");
-            fail(&a, &check);
-            a.checked(&check, Ok(()));
-            a.checked(&check, Ok(()));
+            see_all(&a, &FAILS);
+            see_all(&a, &RETURNS);
             let mut seats = Vec::new();
             let part = |seats: &mut Vec<Seat>| {
                 let from = seats.len();
@@ -734,7 +749,7 @@ mod tests {
     #[tokio::test]
     async fn a_reload_keeps_the_state_of_servers_that_stay() {
         let servers = servers(&["a", "b"]);
-        fail(&named(&servers, "a"), &Check::default());
+        see_all(&named(&servers, "a"), &FAILS);
         servers.set_drained("b", true);
         let addresses = ["b", "a", "c"].map(|name| name.parse().unwrap());
         servers.set(&addresses, None, |_, _| unreachable!());
@@ -747,27 +762,6 @@ mod tests {
         );
         assert!(servers.seat(LEAST, client(2), &[]).is_none());
         assert_eq!(servers.status().len(), 2);
-    }
-
-    /// Neither a name server that is away nor a full table of descriptors ends the sessions of every server.
-    #[tokio::test]
-    async fn a_fault_of_this_machine_says_nothing_about_a_server() {
-        let servers = servers(&["a", "b"]);
-        let check = Check::default();
-        let a = named(&servers, "a");
-        for _ in 0..10 {
-            assert!(!a.checked(&check, fault(true)));
-        }
-        assert!(a.is_up());
-        assert_eq!(
-            servers.status()[0].fault.as_deref(),
-            Some("it did not answer")
-        );
-        fail(&a, &check);
-        for _ in 0..10 {
-            assert!(!a.checked(&check, fault(true)));
-        }
-        assert!(!a.is_up());
     }
 
     #[tokio::test]

@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::anyhow;
 use bytes::Bytes;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::frame;
-use smbdirect_transport::{Address, Rdma, TcpOptions, canonical, connect_tcp_as};
+use smbdirect_transport::{
+    Address, Cause, Rdma, TcpOptions, Unconnected, canonical, connect_tcp_as,
+};
 
 use super::{
     buffers::Buffers,
@@ -72,14 +74,14 @@ impl Service {
         listening: Vec<SocketAddr>,
         report: impl Fn(&Event<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let in_flight = settings.memory / 4;
+        let (in_flight, affordable) = (settings.memory / 4, settings.affordable_connections());
         Self {
             listening,
             settings,
             rdma,
             live: Mutex::new(Arc::new(live)),
             servers: Arc::default(),
-            places: Arc::default(),
+            places: Arc::new(Places::new(affordable)),
             outgoing: Mutex::default(),
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
@@ -94,7 +96,8 @@ impl Service {
     /// Numbers the sessions after this number, so that they are told apart from those of another service.
     #[must_use]
     pub fn numbered_after(mut self, number: u64) -> Self {
-        self.places = Arc::new(Places::numbered_after(number));
+        let affordable = self.settings.affordable_connections();
+        self.places = Arc::new(Places::new(affordable).numbered_after(number));
         self
     }
 
@@ -119,7 +122,7 @@ impl Service {
         upstream: &Address,
         source: Option<IpAddr>,
         limit: Duration,
-    ) -> Result<Peer> {
+    ) -> Result<Peer, Unconnected> {
         Ok(match self.settings.to {
             Protocol::SmbDirect => {
                 let config = &self.settings.config;
@@ -132,9 +135,10 @@ impl Service {
                     network: Some(&self.settings.network),
                 };
                 let stream = connect_tcp_as(&options, upstream, frame::PORT, limit).await?;
-                let address = stream
-                    .peer_addr()
-                    .context("the server closed the connection immediately")?;
+                let address = stream.peer_addr().map_err(|_| Unconnected {
+                    cause: Cause::Closed,
+                    error: anyhow!("the server closed the connection immediately"),
+                })?;
                 Peer::Tcp(stream, address)
             }
         })
@@ -145,10 +149,8 @@ impl Service {
         lock(&self.live).clone()
     }
 
-    /// Sets the settings for sessions that begin later, within the memory of the running gateway.
-    pub(super) fn replace_live(&self, mut live: Live) {
-        let affordable = self.settings.affordable_connections();
-        live.max_connections = live.max_connections.min(affordable);
+    /// Sets the settings for sessions that begin later.
+    pub(super) fn replace_live(&self, live: Live) {
         *lock(&self.live) = Arc::new(live);
     }
 
@@ -178,7 +180,7 @@ impl Service {
     pub fn end_sessions_of(&self, server: &str) -> u64 {
         self.servers.release(server);
         let sessions = self.places.sessions().into_iter();
-        let of_server = sessions.filter(|session| session.server().0.as_deref() == Some(server));
+        let of_server = sessions.filter(|session| session.is_for(server));
         of_server.map(|session| session.end()).count() as u64
     }
 
@@ -193,9 +195,15 @@ impl Service {
         self.servers.set_drained(name, is_drained)
     }
 
-    /// Returns whether a client that connects now could be served: there is a server, and room.
+    /// Returns whether a client that connects now could be served: a server takes clients, and there is room.
     pub fn is_ready(&self) -> bool {
-        self.servers.is_any_up() && self.open() < self.live().max_connections
+        self.servers.is_any_up() && self.open() < self.places.most(&self.live())
+    }
+
+    /// Returns a number after which a process that takes the place of this one numbers its sessions: clients that have
+    /// connected here already begin sessions before it.
+    pub fn numbers_until(&self) -> u64 {
+        self.places.last_id() + self.places.most(&self.live())
     }
 
     /// Returns the number of sessions that are open.
@@ -298,7 +306,7 @@ impl Service {
 
     /// Returns the metrics: sessions, traffic, and memory.
     pub fn families(&self) -> Vec<Family> {
-        let sessions = (self.total(), self.open(), self.live().max_connections);
+        let sessions = (self.total(), self.open(), self.places.most(&self.live()));
         let mut families = self.counters.families(sessions);
         let memory = [
             ("requests", self.requests.used(), self.requests.limit()),

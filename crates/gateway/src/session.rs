@@ -106,9 +106,15 @@ impl Session {
         // A TCP server closes its connection when the gateway shuts down sending; SMB Direct has no
         // such signal.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
-        let exchange = self.exchange(&server, is_unknown.then_some(&seat));
+        let exchange = self.exchange(&server, &seat, is_unknown);
         let (mut from_server, mut to_server) = server.split(self.live.stall_limit);
         let stop = {
+            let leaving = from_client.leaving();
+            // A client on TCP can wait for answers after it has finished sending.
+            let mut left = pin!(async {
+                leaving.wait().await;
+                self.state.traffic.silence().await;
+            });
             let relay = |direction| Relay {
                 exchange: &exchange,
                 direction,
@@ -116,7 +122,7 @@ impl Session {
             let answers = relay(Direction::ToClient);
             let mut down = pin!(forward(answers, &mut from_server, &mut to_client));
             let requests = relay(Direction::ToServer);
-            let mut answers_go_on = true;
+            let (mut answers_go_on, mut has_left) = (true, false);
             let stop = tokio::select! {
                 stop = forward(requests, &mut from_client, &mut to_server) => stop,
                 stop = &mut down => {
@@ -125,6 +131,11 @@ impl Session {
                 }
                 () = self.drained() => Stop::Here,
                 stop = self.cut(&seat) => stop,
+                // The server takes no more requests, so that the end of the client is not received.
+                () = &mut left => {
+                    has_left = true;
+                    Stop::Closed(Side::Client)
+                }
             };
             if answers_go_on && matches!(stop, Stop::Here) {
                 // No further request is taken. The answers to the others are due.
@@ -132,14 +143,15 @@ impl Session {
                     () = self.drained() => {}
                     _ = &mut down => {}
                     // The client may leave without its answers.
-                    () = from_client.gone() => self.state.traffic.silence().await,
+                    () = left => {}
                     _ = self.cut(&seat) => {}
                 }
             }
             // If every request is answered, the session ends immediately: the server must close the client's
             // files before the client connects again.
-            let answers_are_due =
-                answers_can_follow && !(server_goes_on && self.state.traffic.is_answered());
+            let answers_are_due = answers_can_follow
+                && !has_left
+                && !(server_goes_on && self.state.traffic.is_answered());
             if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
                 tokio::select! {
@@ -165,8 +177,9 @@ impl Session {
         tokio::select! {
             () = self.phases.reached(Phase::Ending) => Stop::Here,
             () = self.state.ended() => Stop::Ended,
-            () = seat.server.down() => {
-                Stop::Failed(Side::Server, "its checks fail, so its connections end".into())
+            () = seat.server.given_up() => {
+                let what = "neither its checks nor its sessions have an answer, so they end";
+                Stop::Failed(Side::Server, what.into())
             }
         }
     }
@@ -185,7 +198,7 @@ impl Session {
         }
     }
 
-    fn exchange<'a>(&'a self, server: &Peer, unknown: Option<&'a Seat>) -> Exchange<'a> {
+    fn exchange<'a>(&'a self, server: &Peer, seat: &'a Seat, is_unknown: bool) -> Exchange<'a> {
         let max_read_write_size = match server {
             Peer::SmbDirect(connection) => connection.negotiated().max_read_write_size,
             Peer::Tcp(..) => 0,
@@ -201,13 +214,12 @@ impl Session {
         Exchange::new(
             self.state.id,
             ServerChannel::new(settings),
-            requests,
-            answers,
+            [requests, answers],
             self.service.buffers.clone(),
             self.session_traffic(),
             self.phases.clone(),
+            (seat, is_unknown),
         )
-        .with_unknown_client(unknown)
     }
 
     fn session_traffic(&self) -> SessionTraffic<'_> {

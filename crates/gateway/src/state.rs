@@ -34,6 +34,8 @@ pub(super) struct SessionState {
 #[derive(Clone, Debug)]
 struct Peers {
     client: SocketAddr,
+    /// The server that was chosen last, also while it is being connected.
+    choice: Option<String>,
     server: Option<String>,
     upstream: Option<SocketAddr>,
     connected: Duration,
@@ -74,6 +76,7 @@ impl SessionState {
     ) -> Self {
         let peers = Peers {
             client,
+            choice: None,
             server: None,
             upstream: None,
             connected: Duration::ZERO,
@@ -108,6 +111,16 @@ impl SessionState {
     pub(super) fn server(&self) -> (Option<String>, Duration) {
         let peers = self.peers();
         (peers.server.clone(), peers.connected)
+    }
+
+    /// Notes the server that is to be connected.
+    pub(super) fn choose(&self, server: &str) {
+        self.peers().choice = Some(server.to_owned());
+    }
+
+    /// Returns whether the session is at this server, or is being connected to it.
+    pub(super) fn is_for(&self, server: &str) -> bool {
+        self.peers().choice.as_deref() == Some(server)
     }
 
     pub(super) fn set_server(&self, server: &str, upstream: SocketAddr, connected: Duration) {

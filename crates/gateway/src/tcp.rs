@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,7 @@ use smbdirect_transport::text;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, Interest},
+    io::{AsyncWriteExt, Interest},
     net::{
         TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -34,7 +35,7 @@ const PROBES: u32 = 5;
 /// Interval of TCP keepalive probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks whether a peer whose data is not being read has closed its connection.
-const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest idle time before the first keepalive probe, as limited by Linux.
 const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
@@ -90,7 +91,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
 pub(super) struct Source {
-    half: OwnedReadHalf,
+    half: Arc<OwnedReadHalf>,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
     /// When the last of them were read. One reading of the clock serves all messages that arrive together.
@@ -104,7 +105,7 @@ impl Source {
     /// Creates the receiving side. A message that has begun must arrive within `stall_limit`.
     pub(super) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
         Self {
-            half,
+            half: Arc::new(half),
             buffer: BytesMut::new(),
             arrived: Instant::now(),
             remaining: 0,
@@ -209,7 +210,7 @@ impl Source {
         while missing > 0 {
             let limit = self.stall_limit;
             let mut room = (&mut *into).limit(missing);
-            let reading = timeout(limit, self.half.read_buf(&mut room)).await;
+            let reading = timeout(limit, read(&self.half, &mut room)).await;
             match reading.map_err(|_| Fault::Unfinished(limit))?? {
                 0 => return Err(Fault::CutOff),
                 read => missing -= read,
@@ -231,13 +232,9 @@ impl Source {
         Ok(())
     }
 
-    /// Waits until the peer closes its sending side, even if unread bytes remain.
-    pub(super) async fn hung_up(&self) {
-        // Unread bytes keep the socket readable, so the end of the stream has to be polled for.
-        while matches!(self.half.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
-        {
-            sleep(HANG_UP_CHECK_INTERVAL).await;
-        }
+    /// Returns what tells when the peer closes its sending side, while messages are received.
+    pub(super) fn hang_up(&self) -> HangUp {
+        HangUp(self.half.clone())
     }
 
     /// Reads until the buffer holds at least `length` bytes.
@@ -256,7 +253,7 @@ impl Source {
         self.buffer.reserve(MAX_READ_AHEAD_BYTES);
         let begun = !self.buffer.is_empty() || self.remaining > 0;
         let mut room = (&mut self.buffer).limit(MAX_READ_AHEAD_BYTES);
-        let reading = self.half.read_buf(&mut room);
+        let reading = read(&self.half, &mut room);
         let read = if begun {
             let limit = self.stall_limit;
             timeout(limit, reading)
@@ -272,6 +269,31 @@ impl Source {
                 self.arrived = Instant::now();
                 Ok(true)
             }
+        }
+    }
+}
+
+/// Tells when a peer closes its sending side.
+pub(super) struct HangUp(Arc<OwnedReadHalf>);
+
+impl HangUp {
+    /// Waits until the peer closes its sending side, even if unread bytes remain.
+    pub(super) async fn wait(&self) {
+        // Unread bytes keep the socket readable, so the end of the stream has to be polled for.
+        while matches!(self.0.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
+        {
+            sleep(HANG_UP_CHECK_INTERVAL).await;
+        }
+    }
+}
+
+/// Reads the bytes that have arrived, and waits for the first ones. Returns their number; 0 at the end of the stream.
+async fn read(half: &OwnedReadHalf, into: &mut impl BufMut) -> io::Result<usize> {
+    loop {
+        half.readable().await?;
+        match half.try_read_buf(into) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            read => return read,
         }
     }
 }

@@ -50,22 +50,77 @@ impl fmt::Display for Curable {
 
 impl std::error::Error for Curable {}
 
-/// A connection was not tried, or failed, because something of this machine has run out. It says nothing about the peer.
-#[derive(Debug)]
-struct OwnFault(String);
+/// What the failure of a connection says about the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Nothing: something of this machine has run out.
+    Own,
+    /// Its name cannot be looked up, or has no address.
+    Name,
+    /// Its machine answers, and nothing listens at the address.
+    Refused,
+    /// It closed the connection before both ends agreed on one.
+    Closed,
+    /// It answers in another protocol.
+    OtherProtocol,
+    /// It accepted a connection, and did not answer.
+    Silent,
+    /// No answer has come from the address, or no route leads to it.
+    Unreachable,
+}
 
-impl fmt::Display for OwnFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+/// The reason why there is no connection, and what to try.
+#[derive(Debug)]
+pub struct Unconnected {
+    /// What it says about the peer.
+    pub cause: Cause,
+    /// The reason for people.
+    pub error: anyhow::Error,
+}
+
+impl From<Unconnected> for anyhow::Error {
+    fn from(unconnected: Unconnected) -> Self {
+        unconnected.error
     }
 }
 
-impl std::error::Error for OwnFault {}
+impl From<ResolveError> for Unconnected {
+    fn from(error: ResolveError) -> Self {
+        Self {
+            cause: Cause::Name,
+            error: error.into(),
+        }
+    }
+}
 
-/// Returns whether the reason why there is no connection is one of this machine: a name that cannot be looked up, or
-/// something that has run out. It says nothing about the peer.
-pub fn is_own_fault(error: &anyhow::Error) -> bool {
-    error.is::<OwnFault>() || error.is::<ResolveError>()
+impl Cause {
+    /// Returns what a failed connection by RDMA says about the peer.
+    pub(super) const fn of(error: &ConnectError) -> Self {
+        match error {
+            ConnectError::Provider(error)
+            | ConnectError::Negotiation(ConnectionError::Provider(error)) => {
+                Self::of_provider(error.kind)
+            }
+            ConnectError::Negotiation(ConnectionError::TimedOut(_)) => Self::Silent,
+            ConnectError::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
+                Self::Closed
+            }
+            // Another fault of the negotiation, and variants to come.
+            _ => Self::OtherProtocol,
+        }
+    }
+
+    const fn of_provider(kind: ProviderErrorKind) -> Self {
+        use ProviderErrorKind as Kind;
+        match kind {
+            Kind::Local | Kind::InUse => Self::Own,
+            Kind::Refused | Kind::PortUnreachable => Self::Refused,
+            Kind::Rejected | Kind::Reset => Self::Closed,
+            Kind::Protocol | Kind::OtherProtocol | Kind::Terminated => Self::OtherProtocol,
+            // Address, TimedOut, and kinds to come.
+            _ => Self::Unreachable,
+        }
+    }
 }
 
 /// Returns whether something of this machine has run out: descriptors, memory, buffers, threads or ports.
@@ -79,19 +134,25 @@ fn has_run_out(error: &io::Error) -> bool {
 }
 
 /// Explains why there is no TCP connection to `address`.
-pub(super) fn cannot_connect(error: &io::Error, address: SocketAddr) -> anyhow::Error {
+pub(super) fn cannot_connect(error: &io::Error, address: SocketAddr) -> Unconnected {
     let text = text::plain(error);
     if error.kind() == io::ErrorKind::ConnectionRefused {
-        return anyhow!(
-            "nothing listens on {address} ({text}); start the server there, or check the port"
-        );
+        return Unconnected {
+            cause: Cause::Refused,
+            error: anyhow!(
+                "nothing listens on {address} ({text}); start the server there, or check the port"
+            ),
+        };
     }
+    let cause = match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted => Cause::Closed,
+        _ if has_run_out(error) => Cause::Own,
+        _ => Cause::Unreachable,
+    };
     let cure = limit_cure(error).unwrap_or("check the address and the route to it");
-    let text = format!("{address} cannot be reached: {text}; {cure}");
-    if has_run_out(error) {
-        OwnFault(text).into()
-    } else {
-        anyhow!(text)
+    Unconnected {
+        cause,
+        error: anyhow!("{address} cannot be reached: {text}; {cure}"),
     }
 }
 
@@ -109,11 +170,7 @@ pub async fn explain_connect(
     if let ConnectError::Provider(error) = error
         && error.kind == ProviderErrorKind::Local
     {
-        return OwnFault(format!(
-            "no RDMA connection to {address}: {}",
-            in_short(error)
-        ))
-        .into();
+        return anyhow!("no RDMA connection to {address}: {}", in_short(error));
     }
     match kind {
         Kind::Verbs => explain_verbs(error, address),
@@ -367,16 +424,20 @@ mod tests {
     #[test]
     fn what_has_run_out_here_is_no_fault_of_the_peer() {
         let address = ([127, 0, 0, 1], 445).into();
-        let of_kind = |kind: io::ErrorKind| is_own_fault(&cannot_connect(&kind.into(), address));
-        assert!(of_kind(io::ErrorKind::OutOfMemory));
-        assert!(of_kind(io::ErrorKind::AddrNotAvailable));
-        assert!(!of_kind(io::ErrorKind::ConnectionRefused));
-        assert!(!of_kind(io::ErrorKind::TimedOut));
-        assert!(!of_kind(io::ErrorKind::HostUnreachable));
+        for (kind, cause) in [
+            (io::ErrorKind::OutOfMemory, Cause::Own),
+            (io::ErrorKind::AddrNotAvailable, Cause::Own),
+            (io::ErrorKind::ConnectionRefused, Cause::Refused),
+            (io::ErrorKind::ConnectionReset, Cause::Closed),
+            (io::ErrorKind::TimedOut, Cause::Unreachable),
+            (io::ErrorKind::HostUnreachable, Cause::Unreachable),
+        ] {
+            assert_eq!(cannot_connect(&kind.into(), address).cause, cause, "{kind}");
+        }
         #[cfg(unix)]
         for number in [23, 24] {
             let error = io::Error::from_raw_os_error(number);
-            assert!(is_own_fault(&cannot_connect(&error, address)));
+            assert_eq!(cannot_connect(&error, address).cause, Cause::Own);
         }
     }
 

@@ -29,7 +29,7 @@ pub use addresses::{
 };
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{
-    Curable, Setting, explain_connect, explain_end, explain_listen, is_own_fault, limit_cure,
+    Cause, Curable, Setting, Unconnected, explain_connect, explain_end, explain_listen, limit_cure,
 };
 pub use kept::Kept;
 pub use kind::Kind;

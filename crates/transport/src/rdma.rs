@@ -26,7 +26,7 @@ use tracing::debug;
 use crate::{
     addresses::{Address, Families, resolve_listen, resolve_listen_all, resolve_within},
     connection::peer_span,
-    explain::{explain_connect, explain_listen, unanswered},
+    explain::{Cause, Unconnected, explain_connect, explain_listen, unanswered},
     kept::Kept,
     kind::Kind,
     side_by_side::first_of,
@@ -119,7 +119,7 @@ impl Rdma {
     /// No address answered: the reason of the one that failed last, and what to try.
     pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
         let limit = config.active_negotiation_timeout;
-        self.connect_within(limit, address, config).await
+        Ok(self.connect_within(limit, address, config).await?)
     }
 
     /// Connects as [`connect`](Self::connect) does, within `limit`.
@@ -131,7 +131,7 @@ impl Rdma {
         limit: Duration,
         address: &Address,
         config: &Config,
-    ) -> Result<Connection> {
+    ) -> Result<Connection, Unconnected> {
         let began = Instant::now();
         let port = self.provider.attributes().default_port;
         let addresses = resolve_within(limit, address, port).await?;
@@ -144,11 +144,19 @@ impl Rdma {
             };
             let fault = explain_connect(self.kind, &error, address, self.connect_timeout).await;
             peer_span(address).in_scope(|| debug!("{fault:#}"));
-            Err(fault)
+            Err(Unconnected {
+                cause: Cause::of(&error),
+                error: fault,
+            })
         });
         let left = limit.saturating_sub(began.elapsed()) + EXPLAINING;
         let connected = timeout(left, connecting).await;
-        connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
+        connected.unwrap_or_else(|_| {
+            Err(Unconnected {
+                cause: Cause::Unreachable,
+                error: unanswered(first, limit),
+            })
+        })
     }
 
     /// Listens on `address`; without a host, on every address of the machine.

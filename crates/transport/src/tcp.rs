@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow};
 use smbdirect::rdma::software::network::NetworkSettings;
 use socket2::SockRef;
 use tokio::{
@@ -19,7 +19,7 @@ use crate::{
     addresses::{
         Address, Families, accept_ipv4, resolve_listen, resolve_listen_all, resolve_within,
     },
-    explain::{cannot_connect, cannot_listen, unanswered},
+    explain::{Cause, Unconnected, cannot_connect, cannot_listen, unanswered},
     kept::Kept,
     side_by_side::first_of,
     text,
@@ -79,7 +79,8 @@ pub async fn connect_tcp(
     default_port: u16,
     limit: Duration,
 ) -> Result<TcpStream> {
-    connect_tcp_as(&TcpOptions::default(), address, default_port, limit).await
+    let options = TcpOptions::default();
+    Ok(connect_tcp_as(&options, address, default_port, limit).await?)
 }
 
 /// How a connection by plain TCP leaves this machine. The defaults change nothing.
@@ -102,16 +103,19 @@ pub async fn connect_tcp_as(
     address: &Address,
     default_port: u16,
     limit: Duration,
-) -> Result<TcpStream> {
+) -> Result<TcpStream, Unconnected> {
     let began = Instant::now();
     let mut addresses = resolve_within(limit, address, default_port).await?;
     if let Some(source) = options.source {
         addresses.retain(|address| address.is_ipv4() == source.is_ipv4());
         let family = if source.is_ipv4() { "IPv4" } else { "IPv6" };
-        ensure!(
-            !addresses.is_empty(),
-            "{address} has no {family} address, which a connection from {source} needs"
-        );
+        if addresses.is_empty() {
+            let error = anyhow!(
+                "{address} has no {family} address, which a connection from {source} needs"
+            );
+            let cause = Cause::Name;
+            return Err(Unconnected { cause, error });
+        }
     }
     let first = addresses[0];
     let connecting = first_of(addresses, |address| async move {
@@ -122,7 +126,12 @@ pub async fn connect_tcp_as(
     });
     let left = limit.saturating_sub(began.elapsed());
     let connected = timeout(left, connecting).await;
-    connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
+    connected.unwrap_or_else(|_| {
+        Err(Unconnected {
+            cause: Cause::Unreachable,
+            error: unanswered(first, limit),
+        })
+    })
 }
 
 /// Returns a socket to connect to `address`.
@@ -320,7 +329,7 @@ mod tests {
         let connected = connect_tcp_as(&options, &elsewhere, 0, LIMIT).await;
         let here = "127.0.0.1:0".parse().unwrap();
         let listening = listen_tcp_all(&here, 0, &network, &mut Kept::default()).await;
-        for error in [connected.unwrap_err(), listening.unwrap_err()] {
+        for error in [connected.unwrap_err().error, listening.unwrap_err()] {
             let text = format!("{error:#}");
             assert!(
                 text.contains("interface missing0: No such device"),

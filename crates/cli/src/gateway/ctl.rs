@@ -68,7 +68,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"session\", service, id, client, server, upstream, seconds, memory_bytes, CARRIED}
-  {\"event\":\"server\", service, server, is_up, is_drained, sessions, fault}
+  {\"event\":\"server\", service, server, is_up, state, is_drained, sessions, fault,
+   seconds_up, checks}   state: what the checks saw last, as docs/clusters.md lists it
   {\"event\":\"done\", ended}   of the others; ended: the sessions that end-all has ended
   CARRIED is that of smbdirect gateway";
 
@@ -172,16 +173,21 @@ impl Ctl {
             vec![["SERVICE", "SERVER", "STATE", "SESSIONS", "LAST FAULT"].map(str::to_owned)];
         for server in self.list("/servers", "server").await? {
             report.event(&server);
-            let state = match (&server["is_up"], &server["is_drained"]) {
-                (Value::Bool(false), Value::Bool(true)) => "drained, down",
+            let health = match (&server["is_up"], server["state"].as_str()) {
+                (Value::Bool(false), Some("closes")) => "full",
+                (Value::Bool(false), Some("nameless")) => "nameless",
                 (Value::Bool(false), _) => "down",
-                (_, Value::Bool(true)) => "drained",
                 _ => "up",
+            };
+            let state = match (&server["is_drained"], health) {
+                (Value::Bool(true), "up") => "drained".into(),
+                (Value::Bool(true), health) => format!("drained, {health}"),
+                (_, health) => health.to_owned(),
             };
             rows.push([
                 text(&server["service"]),
                 text(&server["server"]),
-                state.into(),
+                state,
                 server["sessions"].to_string(),
                 text(&server["fault"]),
             ]);

@@ -81,17 +81,11 @@ impl Show {
                 } = self;
                 info!(target: report::CONNECTIONS, service, server, "{prefix}{server} takes clients again");
             }
-            GatewayEvent::ServerDown { server, reason } => {
-                let Self {
-                    service, prefix, ..
-                } = self;
-                warn!(
-                    target: report::CONNECTIONS,
-                    service,
-                    server,
-                    reason,
-                    "{prefix}{server} takes no clients, because its checks fail: {reason}"
-                );
+            GatewayEvent::ServerDown { server, reason, .. } => {
+                self.warn_of_server(server, reason, "gets no new clients");
+            }
+            GatewayEvent::ServerGivenUp { server, reason } => {
+                self.warn_of_server(server, reason, "is given up, and its sessions end");
             }
             GatewayEvent::Closed { .. } => self.show_closed(event),
             GatewayEvent::Summary {
@@ -111,6 +105,13 @@ impl Show {
         }
         let service = &self.service;
         self.report.event(&OfService { event, service });
+    }
+
+    fn warn_of_server(&self, server: &str, reason: &str, what: &str) {
+        let Self {
+            service, prefix, ..
+        } = self;
+        warn!(target: report::CONNECTIONS, service, server, reason, "{prefix}{server} {what}: {reason}");
     }
 
     fn show_turned_away(&self, peer: SocketAddr, reason: &str, since: SinceLastLine) {
