@@ -35,9 +35,10 @@ use crate::{
 
 use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
+use registry::Registry;
 use services::Services;
 use transparent::Transparent;
-use upgrade::{Knowledge, Successor};
+use upgrade::{Knowledge, Predecessor, Successor};
 
 #[cfg(target_os = "linux")]
 pub(crate) use upgrade::start_new_process;
@@ -187,7 +188,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    asked for what cannot be translated
   {\"event\":\"closed\", id, peer, server_name, negotiate_seconds, connect_seconds, seconds, ok, ended,
    CARRIED, open, total}   opened and closed also have proxy, if a trusted proxy was between
-  {\"event\":\"server_down\", server, reason} and {\"event\":\"server_up\", server}   with several servers
+  {\"event\":\"server_down\", server, state, reason}   with several servers: it gets no new clients
+  {\"event\":\"server_given_up\", server, reason}   its sessions end, because they have no answers either
+  {\"event\":\"server_up\", server}   it gets clients again
   {\"event\":\"turned_away\", peer, open, reason}
   {\"event\":\"reloaded\", changed, needs_restart, added, removed}   after SIGHUP, with --config
   {\"event\":\"upgraded\", process, open}   after SIGUSR2: the new process, and the sessions here
@@ -255,6 +258,13 @@ impl Gateway {
         let report = Report::new(of_process.options.json);
         let transparent = Transparent::of(&planned);
         if let (true, Some(file)) = (is_check, &file) {
+            for one in &planned {
+                let settings = one.options.settings()?;
+                let lowered = build::lowered_limit(&settings, one.options.max_connections);
+                lowered
+                    .iter()
+                    .for_each(|text| report.line(format_args!("{}: {text}", one.name)));
+            }
             transparent.warn_of_missing_routes().await;
             report.line(format_args!("{} is valid", file.name()));
             return Ok(true);
@@ -277,8 +287,8 @@ impl Gateway {
                     let server = server.get_or_insert_with(metrics::Server::new);
                     server.bind_control(path, &inherited.kept).await?;
                 }
-                let knowledge = be_ready(inherited, requests).await?;
-                services.begin_all(listening, knowledge);
+                let (knowledge, predecessor) = be_ready(inherited, requests).await?;
+                services.begin_all(listening, knowledge, predecessor);
                 if let Some(server) = &mut server {
                     server.start(report, services.registry());
                 }
@@ -299,19 +309,25 @@ impl Gateway {
 /// # Errors
 /// The other process goes on.
 #[cfg(target_os = "linux")]
-async fn be_ready(mut inherited: systemd::Inherited, requests: &mut Requests) -> Result<Knowledge> {
+async fn be_ready(
+    mut inherited: systemd::Inherited,
+    requests: &mut Requests,
+) -> Result<(Knowledge, Option<Predecessor>)> {
     let Some(predecessor) = inherited.predecessor.take() else {
-        return Ok(Knowledge::default());
+        return Ok((Knowledge::default(), None));
     };
-    let knowledge = upgrade::be_ready(predecessor).await?;
+    let (knowledge, predecessor) = upgrade::be_ready(predecessor).await?;
     // It was for the other process.
     requests.forget_upgrade().await;
-    Ok(knowledge)
+    Ok((knowledge, Some(predecessor)))
 }
 
 #[cfg(not(target_os = "linux"))]
-async fn be_ready(_: systemd::Inherited, _: &mut Requests) -> Result<Knowledge> {
-    Ok(Knowledge::default())
+async fn be_ready(
+    _: systemd::Inherited,
+    _: &mut Requests,
+) -> Result<(Knowledge, Option<Predecessor>)> {
+    Ok((Knowledge::default(), None))
 }
 
 /// Runs the services until a signal ends them, or another process serves and the sessions here have ended.
@@ -370,7 +386,15 @@ impl Signals {
         }
     }
 
-    /// Runs the services until a signal ends them, or another process serves.
+    /// Waits until a signal or an administrator asks that the gateway ends.
+    async fn end_asked(interrupted: &mut Interrupted, registry: &Registry) {
+        tokio::select! {
+            () = interrupted.wait() => {}
+            () = registry.drain_requested() => {}
+        }
+    }
+
+    /// Runs the services until they are to end, or another process serves.
     ///
     /// # Errors
     /// A service accepts no more clients.
@@ -389,10 +413,11 @@ impl Signals {
                     Request::Reload => {
                         systemd::notify(State::Reloading);
                         tokio::select! {
-                            () = services.reload() => {}
-                            () = self.interrupted.wait() => return Ok(End::Stopped),
+                            () = services.reload() => report_ready(services),
+                            () = Self::end_asked(&mut self.interrupted, &registry) => {
+                                return Ok(End::Stopped);
+                            }
                         }
-                        report_ready(services);
                     }
                     Request::Upgrade => {
                         let sockets = sockets(services, metrics);
@@ -402,8 +427,7 @@ impl Signals {
                         }
                     }
                 },
-                () = self.interrupted.wait() => return Ok(End::Stopped),
-                () = registry.drain_requested() => return Ok(End::Stopped),
+                () = Self::end_asked(&mut self.interrupted, &registry) => return Ok(End::Stopped),
             }
         }
     }
@@ -428,38 +452,40 @@ impl Signals {
                     Request::Reload => is_reload_due = true,
                     Request::Upgrade => warn!("SIGUSR2: an upgrade is under way already"),
                 },
-                () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
-                () = registry.drain_requested() => return Ok(Some(End::Stopped)),
-            }
-        };
-        let succeeded = async {
-            let mut successor = started?;
-            successor.take_over(&services.knowledge()).await?;
-            Ok::<_, anyhow::Error>(successor)
-        };
-        let succeeded = tokio::select! {
-            succeeded = succeeded => succeeded,
-            () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
-        };
-        match succeeded {
-            Ok(successor) => {
-                services.report_upgraded(successor.id);
-                if is_reload_due {
-                    successor.reload();
+                () = Self::end_asked(&mut self.interrupted, &registry) => {
+                    return Ok(Some(End::Stopped));
                 }
-                Ok(Some(End::Succeeded))
             }
-            Err(error) => {
-                warn!("the upgrade has failed, and this process goes on: {error:#}");
-                if is_reload_due {
-                    tokio::select! {
-                        () = services.reload() => report_ready(services),
-                        () = self.interrupted.wait() => return Ok(Some(End::Stopped)),
+        };
+        let finished = async {
+            let succeeded = async {
+                let mut successor = started?;
+                successor.take_over(&services.knowledge()).await?;
+                Ok::<_, anyhow::Error>(successor)
+            };
+            match succeeded.await {
+                Ok(successor) => {
+                    services.report_upgraded(&successor);
+                    if is_reload_due {
+                        successor.reload();
                     }
+                    services.keep_successor(successor);
+                    Some(End::Succeeded)
                 }
-                Ok(None)
+                Err(error) => {
+                    warn!("the upgrade has failed, and this process goes on: {error:#}");
+                    if is_reload_due {
+                        services.reload().await;
+                        report_ready(services);
+                    }
+                    None
+                }
             }
-        }
+        };
+        Ok(tokio::select! {
+            end = finished => end,
+            () = Self::end_asked(&mut self.interrupted, &registry) => Some(End::Stopped),
+        })
     }
 
     /// Returns when a signal ends a gateway whose place another process has taken.
@@ -487,8 +513,9 @@ fn report_ready(services: &Services) {
 /// # Errors
 /// There can be no such process.
 fn sockets(services: &Services, metrics: Option<&metrics::Server>) -> Result<Vec<systemd::Passed>> {
-    if let Some(why) = upgrade::prevented() {
-        bail!("{why}");
+    // What waits for the first process has not ended with it.
+    if let Some(why) = upgrade::prevented().filter(|_| !services.is_successor()) {
+        bail!("{why}; restart it instead");
     }
     let mut sockets = services.sockets()?;
     if let Some(server) = metrics {

@@ -6,6 +6,7 @@
 
 mod client;
 mod endpoint;
+mod past;
 mod process;
 mod server;
 mod socket;
@@ -31,9 +32,10 @@ use tokio::task::JoinSet;
 
 pub(crate) use client::ask;
 pub(crate) use endpoint::Endpoint;
+pub(crate) use past::{Counters, keep, restore};
 #[cfg(feature = "top")]
 pub(crate) use process::ThreadStatus;
-pub(crate) use source::{Answer, Figures};
+pub(crate) use source::{Answer, Figures, counters};
 pub(crate) use status::Waited;
 #[cfg(feature = "top")]
 pub(crate) use status::{ConnectionStatus, Status, Traffic};

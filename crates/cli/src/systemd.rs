@@ -2,7 +2,15 @@
 //! reports do nothing.
 
 #[cfg(target_os = "linux")]
-use std::os::unix::net::UnixStream;
+use std::{
+    env,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::BorrowedFd,
+        unix::{ffi::OsStrExt, net::UnixStream},
+    },
+};
 use std::{future::Future, net::TcpListener, time::Duration};
 
 use anyhow::Result;
@@ -42,13 +50,49 @@ pub(crate) fn notify(state: State<'_>) {
         State::Stopping(text) => vec![NotifyState::Stopping, NotifyState::Status(text)],
         State::Succeeded(id) => vec![NotifyState::MainPid(id)],
     };
-    if let Err(error) = sd_notify::notify(&states) {
+    if let Err(error) = send(&states, &[]) {
         tracing::warn!(%error, "the state of the service cannot be reported to the service manager");
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn notify(_: State<'_>) {}
+
+/// Sends states to the service manager, with these descriptors. Its socket has a path, or an abstract name, which begins with
+/// `@` and which sd-notify does not know.
+#[cfg(target_os = "linux")]
+fn send(states: &[sd_notify::NotifyState<'_>], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    use rustix::{
+        cmsg_space,
+        net::{
+            AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+            SocketFlags, SocketType, sendmsg_addr, socket_with,
+        },
+    };
+
+    let Some(name) = env::var_os("NOTIFY_SOCKET") else {
+        return Ok(());
+    };
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(&name)?,
+    };
+    let text: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let mut space = vec![MaybeUninit::uninit(); cmsg_space!(ScmRights(descriptors.len()))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let text = [IoSlice::new(text.as_bytes())];
+    sendmsg_addr(&socket, &address, &text, &mut ancillary, SendFlags::empty())?;
+    Ok(())
+}
 
 /// Has the service manager keep these listening sockets, in place of those that it keeps, so that clients wait while the
 /// service restarts.
@@ -58,9 +102,9 @@ pub(crate) fn store<'a>(sockets: impl Iterator<Item = &'a TcpListener>) {
     use std::os::fd::AsFd;
 
     let sockets: Vec<_> = sockets.map(AsFd::as_fd).collect();
-    let mut stored = sd_notify::notify(&[FdStoreRemove, FdName(KEPT)]);
+    let mut stored = send(&[FdStoreRemove, FdName(KEPT)], &[]);
     for some in sockets.chunks(MAX_STORED_AT_ONCE) {
-        let more = sd_notify::notify_with_fds(&[FdStore, FdName(KEPT)], some);
+        let more = send(&[FdStore, FdName(KEPT)], some);
         stored = stored.and(more);
     }
     if let Err(error) = stored {
@@ -85,7 +129,7 @@ pub(crate) async fn keep_watchdog_quiet() {
     loop {
         ticks.tick().await;
         // A failure is repeated each time; the service manager acts on it.
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        let _ = send(&[sd_notify::NotifyState::Watchdog], &[]);
     }
 }
 
@@ -110,7 +154,7 @@ pub(crate) async fn with_more_time<T>(ending: impl Future<Output = T>) -> T {
             _ = ticks.tick() => {
                 let more = sd_notify::NotifyState::ExtendTimeoutUsec(MORE_TIME.as_micros() as u32);
                 // Without the time, the service manager kills the process.
-                let _ = sd_notify::notify(&[more]);
+                let _ = send(&[more], &[]);
             }
             ended = &mut ending => return ended,
         }
@@ -136,6 +180,17 @@ pub(crate) struct Passed {
     pub(crate) socket: TcpListener,
 }
 
+impl Passed {
+    /// Returns a duplicate.
+    ///
+    /// # Errors
+    /// The system has too many open files.
+    pub(crate) fn duplicate(&self) -> Result<Self> {
+        let (name, socket) = (self.name.clone(), self.socket.try_clone()?);
+        Ok(Self { name, socket })
+    }
+}
+
 /// What was passed to this process.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
@@ -157,7 +212,7 @@ pub(crate) fn inherited() -> Result<Inherited> {
     use anyhow::{Context, bail};
     use rustix::net::{AddressFamily, SocketType, sockopt::socket_acceptconn};
 
-    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let mut passed = listenfd::ListenFd::from_env();
     let (mut of_units, mut kept, mut predecessor) = (Vec::new(), Vec::new(), None);
@@ -212,10 +267,10 @@ pub(crate) const fn logs_to_journal() -> bool {
 /// Returns whether stderr is the journal, so that log lines can have fields.
 #[cfg(target_os = "linux")]
 pub(crate) fn logs_to_journal() -> bool {
-    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+    let Ok(stream) = env::var("JOURNAL_STREAM") else {
         return false;
     };
-    let Ok(stat) = rustix::fs::fstat(std::io::stderr()) else {
+    let Ok(stat) = rustix::fs::fstat(io::stderr()) else {
         return false;
     };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)

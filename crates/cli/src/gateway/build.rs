@@ -1,15 +1,21 @@
 //! From options to the settings of the gateway, and the limits of the system for them.
 
+use std::{collections::HashMap, net::IpAddr};
+
 use anyhow::Result;
 use smbdirect_gateway::{Live, Settings, connection_config};
+use smbdirect_smb::frame;
 use tracing::warn;
 
 use super::{Gateway, Kind, Planned, cluster::Addresses};
 use crate::{
+    metrics::Endpoint,
     options::{SMB_MESSAGE_BYTES, Transport, usage},
     report, resources, transport,
 };
 
+/// Default port of SMB Direct by iWARP.
+const IWARP_PORT: u16 = 5445;
 /// Open files other than connections: standard streams, the runtime, metrics, captures.
 const OTHER_FILES: u64 = 64;
 
@@ -18,9 +24,15 @@ impl Gateway {
     /// later.
     pub(super) fn check(&self) -> Result<()> {
         self.listen()?;
-        for upstream in self.upstream()?.all() {
-            transport::check_connectable(upstream)
-                .map_err(|error| usage(format!("upstream: {error}")))?;
+        self.check_upstream()?;
+        if let (Some(Endpoint::Path(metrics)), Some(control)) =
+            (&self.metrics.metrics, &self.control)
+            && metrics == control
+        {
+            return Err(usage(format!(
+                "metrics and control have the same path, {}; give each one its own",
+                control.display()
+            )));
         }
         self.check_client_address()?;
         self.live(&self.settings()?)?;
@@ -32,14 +44,34 @@ impl Gateway {
         transport::check_one_end(&self.options, Some(&self.connect))
     }
 
+    /// Checks that each server can be connected to, and is there once.
+    fn check_upstream(&self) -> Result<()> {
+        let default_port = match (self.to, self.options.transport) {
+            (Kind::Tcp, _) | (_, Transport::Roce) => Some(frame::PORT),
+            (_, Transport::Iwarp) => Some(IWARP_PORT),
+            // The kind of the adapter decides.
+            _ => None,
+        };
+        let mut known = HashMap::new();
+        for upstream in self.upstream()?.all() {
+            transport::check_connectable(upstream)
+                .map_err(|error| usage(format!("upstream: {error}")))?;
+            let server = (one_host(&upstream.host), upstream.port.or(default_port));
+            if let Some(first) = known.insert(server, upstream) {
+                return Err(usage(format!(
+                    "upstream: {first} and {upstream} are the same server; name it once"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the settings that can change while the gateway runs.
     ///
     /// # Errors
     /// There is not enough memory for one connection.
     pub(super) fn live(&self, settings: &Settings) -> Result<Live> {
-        let affordable = settings.affordable_connections();
-        let max_connections = self.max_connections.min(affordable);
-        if max_connections == 0 {
+        if settings.affordable_connections() == 0 {
             let needed = report::bytes(2 * settings.memory_of_one());
             return Err(usage(format!(
                 "--memory is too small: one connection needs {needed}; raise it, or lower \
@@ -53,7 +85,7 @@ impl Gateway {
             allow: clients.allow.clone(),
             deny: clients.deny.clone(),
             trusted_proxies: clients.trusted_proxies.clone(),
-            max_connections,
+            max_connections: self.max_connections,
             max_connections_per_client: clients.max_connections_per_client,
             stall_limit: self.stall_limit,
             drain_timeout: self.drain_timeout.0,
@@ -112,6 +144,27 @@ impl Gateway {
     }
 }
 
+/// Returns one text for all ways to write a host.
+fn one_host(host: &str) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(ip) => ip.to_canonical().to_string(),
+        Err(_) => host.trim_end_matches('.').to_ascii_lowercase(),
+    }
+}
+
+/// Returns what a person should know if the memory is enough for fewer connections than a service may have.
+pub(super) fn lowered_limit(settings: &Settings, wanted: u64) -> Option<String> {
+    let possible = settings.affordable_connections();
+    (possible < wanted).then(|| {
+        let memory = report::bytes(settings.memory);
+        let needed = report::bytes(2 * settings.memory_of_one());
+        format!(
+            "at most {possible} of the {wanted} connections of --max-connections, because --memory {memory} is enough for no \
+             more: each one needs {needed}"
+        )
+    })
+}
+
 /// Keeps --memory of all services together below the limit of the control group, beyond which the kernel would kill this
 /// process. `used` bytes are those of services that run already.
 pub(super) fn limit_memory(planned: &mut [Planned], used: u64) {
@@ -141,8 +194,8 @@ pub(super) fn limit_memory(planned: &mut [Planned], used: u64) {
 pub(super) fn raise_open_files(planned: &[Planned]) -> Result<()> {
     let mut connections: u64 = 0;
     for one in planned {
-        let live = one.options.live(&one.options.settings()?)?;
-        connections = connections.saturating_add(live.max_connections);
+        let possible = one.options.settings()?.affordable_connections();
+        connections = connections.saturating_add(possible.min(one.options.max_connections));
     }
     let Some(limit) = resources::raise_open_files() else {
         return Ok(());

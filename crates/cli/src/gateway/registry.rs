@@ -10,16 +10,20 @@ use std::{
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use smbdirect::metrics::{Family, Sample, Value as Figure};
-use smbdirect_gateway::{Service, SessionStatus};
+use smbdirect::metrics::{Family, Kind, Sample, Value as Figure};
+use smbdirect_gateway::{Seen, Service, SessionStatus};
 use tokio::sync::Notify;
 
-use crate::metrics::{Answer, Figures, Waited};
+use crate::metrics::{self, Answer, Figures, Waited};
 
 /// The services that run, also while they end.
 pub(super) struct Registry {
     pub(super) has_tables: bool,
     services: Mutex<Services>,
+    /// The numbers of the last sessions of services that have ended, here or in an earlier process.
+    numbers: Mutex<BTreeMap<String, u64>>,
+    /// Whether a listener has lost its network interface.
+    pub(super) is_deaf: AtomicBool,
     /// Whether all services end.
     pub(super) is_ending: AtomicBool,
     /// Notified when an administrator asks that all services end.
@@ -35,6 +39,8 @@ impl Registry {
         Self {
             has_tables,
             services: Mutex::default(),
+            numbers: Mutex::default(),
+            is_deaf: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             drain: Notify::new(),
         }
@@ -55,23 +61,58 @@ impl Registry {
         services.entry(name.to_owned()).or_default().push(service);
     }
 
+    fn numbers(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Numbers the sessions of services with this name after the number.
+    pub(super) fn number_after(&self, name: &str, number: u64) {
+        let mut numbers = self.numbers();
+        let last = numbers.entry(name.to_owned()).or_default();
+        *last = number.max(*last);
+    }
+
     /// Returns the number of the last session of services with this name.
     pub(super) fn last_session(&self, name: &str) -> u64 {
         let services = self.lock();
         let of_name = services.get(name).into_iter().flatten();
         let numbers = of_name.map(|service| service.last_session());
-        numbers.max().unwrap_or(0)
+        let ended = self.numbers().get(name).copied();
+        numbers.chain(ended).max().unwrap_or(0)
     }
 
-    /// Forgets a service.
+    /// Returns the numbers after which a process that takes the place of this one numbers the sessions of each service.
+    pub(super) fn numbers_until(&self) -> BTreeMap<String, u64> {
+        for (name, service) in each(&self.lock()) {
+            self.number_after(name, service.numbers_until());
+        }
+        self.numbers().clone()
+    }
+
+    /// Forgets a service. Its counters and the numbers of its sessions stay.
     pub(super) fn remove(&self, name: &str, service: &Arc<Service>) {
+        self.number_after(name, service.last_session());
         let mut services = self.lock();
+        metrics::keep(&self.families_of(name, service));
+        let servers = std::iter::once((name, service));
+        metrics::keep(&server_families(self.has_tables, servers));
         if let Some(of_name) = services.get_mut(name) {
             of_name.retain(|other| !Arc::ptr_eq(other, service));
             if of_name.is_empty() {
                 services.remove(name);
             }
         }
+    }
+
+    /// Returns the figures of a service, with its name if services have names.
+    fn families_of(&self, name: &str, service: &Service) -> Vec<Family> {
+        let mut families = service.families();
+        if self.has_tables {
+            let label = ("service", label(name));
+            let samples = families.iter_mut().flat_map(|family| &mut family.samples);
+            samples.for_each(|sample| sample.labels.insert(0, label));
+        }
+        families
     }
 
     /// Returns what each service has, with the name of the service.
@@ -187,6 +228,7 @@ impl Figures for Registry {
         let services = self.lock();
         let mut all = services.values().filter_map(|of_name| of_name.last());
         !self.is_ending.load(Relaxed)
+            && !self.is_deaf.load(Relaxed)
             && !services.is_empty()
             && all.all(|service| service.is_ready())
     }
@@ -213,22 +255,69 @@ impl Figures for Registry {
         let services = self.lock();
         let mut families: Vec<Family> = Vec::new();
         for (name, service) in each(&services) {
-            for mut family in service.families() {
-                if self.has_tables {
-                    let label = ("service", label(name));
-                    family
-                        .samples
-                        .iter_mut()
-                        .for_each(|sample| sample.labels.insert(0, label));
-                }
+            for family in self.families_of(name, service) {
                 match families.iter_mut().find(|other| other.name == family.name) {
                     Some(other) => add_samples(other, family.samples),
                     None => families.push(family),
                 }
             }
         }
+        let last = services.iter();
+        let last = last.filter_map(|(name, of_name)| Some((name.as_str(), of_name.last()?)));
+        families.extend(server_families(self.has_tables, last));
         families
     }
+}
+
+/// Returns the figures of the servers of each service.
+fn server_families<'a>(
+    has_tables: bool,
+    services: impl Iterator<Item = (&'a str, &'a Arc<Service>)>,
+) -> [Family; 4] {
+    let (mut up, mut drained, mut sessions, mut checks) = (vec![], vec![], vec![], vec![]);
+    for (name, service) in services {
+        let service_label = has_tables.then(|| ("service", label(name)));
+        for status in service.servers() {
+            let server = ("server", label(&status.server));
+            let labels = |more: Option<(&'static str, &'static str)>| -> Vec<_> {
+                let labels = service_label.into_iter().chain([server]);
+                labels.chain(more).collect()
+            };
+            up.push((labels(None), f64::from(u8::from(status.is_up))));
+            drained.push((labels(None), f64::from(u8::from(status.is_drained))));
+            sessions.push((labels(None), status.sessions as f64));
+            for (seen, count) in Seen::ALL.iter().zip(status.checks) {
+                checks.push((labels(Some(("seen", seen.label()))), count as f64));
+            }
+        }
+    }
+    let family = Family::labelled;
+    [
+        family(
+            "smbdirect_gateway_server_up",
+            "1 if the server gets new clients as far as its checks decide, and 0 if not.",
+            Kind::Gauge,
+            up,
+        ),
+        family(
+            "smbdirect_gateway_server_drained",
+            "1 if an administrator has drained the server.",
+            Kind::Gauge,
+            drained,
+        ),
+        family(
+            "smbdirect_gateway_server_sessions",
+            "Sessions that the server has now.",
+            Kind::Gauge,
+            sessions,
+        ),
+        family(
+            "smbdirect_gateway_server_checks_total",
+            "Checks of the server, by what they saw.",
+            Kind::Counter,
+            checks,
+        ),
+    ]
 }
 
 /// Adds samples to a family. Those of two services with the same name are one sample, their sum.

@@ -6,6 +6,7 @@ use std::{
     future::Future,
     net::TcpListener,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use anyhow::{Result, anyhow, bail};
@@ -16,6 +17,7 @@ use smbdirect_transport::Kept;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
+    time::sleep,
 };
 use tracing::warn;
 
@@ -27,15 +29,18 @@ use super::{
     registry::Registry,
     reload::{self, Difference},
     transparent::Transparent,
-    upgrade::Knowledge,
+    upgrade::{Knowledge, Predecessor, Successor},
 };
 use crate::{
-    options,
+    metrics, options,
     pcap::Capture,
     report::{self, Report},
     systemd::{Inherited, KEPT, Passed},
     transport,
 };
+
+/// Interval of the checks whether the interfaces of the listeners exist.
+const INTERFACE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The services of a gateway. Dropping it ends them.
 pub(super) struct Services {
@@ -50,6 +55,12 @@ pub(super) struct Services {
     registry: Arc<Registry>,
     /// The clients of all services, so that a client that uses two of them has the same server in both.
     clients: Arc<Clients>,
+    /// Duplicates of the sockets of socket units, also of those that no service has now.
+    of_units: Vec<Passed>,
+    /// Whether this process has taken the place of another one.
+    is_successor: bool,
+    /// The process that has taken the place of this one, which learns of the end of this one by the end of a stream.
+    successor: Option<Successor>,
 }
 
 /// A service that is not to end.
@@ -98,16 +109,38 @@ impl Services {
             tasks: JoinSet::new(),
             registry: Arc::new(Registry::new(has_tables)),
             clients: Arc::default(),
+            of_units: Vec::new(),
+            is_successor: false,
+            successor: None,
         }
     }
 
     /// Begins to serve, with what an earlier process knows.
-    pub(super) fn begin_all(&mut self, started: Vec<Started>, knowledge: Knowledge) {
+    pub(super) fn begin_all(
+        &mut self,
+        started: Vec<Started>,
+        knowledge: Knowledge,
+        predecessor: Option<Predecessor>,
+    ) {
         self.clients.remember(knowledge.clients);
-        let servers = knowledge.servers;
-        for server in servers.values().flatten().filter(|one| one.is_drained) {
-            self.clients.drain(&server.server);
+        self.is_successor = predecessor.is_some();
+        if let Some(predecessor) = predecessor {
+            let clients = self.clients.clone();
+            tokio::spawn(async move {
+                predecessor.ended().await;
+                clients.forget_earlier();
+            });
         }
+        let servers = knowledge.servers;
+        let drained = servers.values().flatten().filter(|one| one.is_drained);
+        let drained = drained.map(|one| &one.server);
+        for server in drained.chain(&knowledge.drained) {
+            self.clients.drain(server);
+        }
+        for (name, number) in knowledge.numbers {
+            self.registry.number_after(&name, number);
+        }
+        metrics::restore(knowledge.counters);
         for one in started {
             let states = servers.get(&one.planned.name);
             self.begin(one, states.map_or(&[], Vec::as_slice));
@@ -122,6 +155,9 @@ impl Services {
                 .map(|(name, running)| (name.clone(), running.service.servers()))
                 .collect(),
             clients: self.clients.remembered(),
+            drained: self.clients.drained(),
+            numbers: self.registry.numbers_until(),
+            counters: metrics::counters(&*self.registry),
         }
     }
 
@@ -130,32 +166,39 @@ impl Services {
     /// # Errors
     /// One of them cannot listen.
     pub(super) async fn listen(
-        &self,
+        &mut self,
         planned: Vec<Planned>,
         inherited: &mut Inherited,
     ) -> Result<Vec<Started>> {
-        let mut passed = std::mem::take(&mut inherited.of_units);
-        let mut started = Vec::new();
-        for one in planned {
-            let of_this = if self.has_tables {
-                let (of_this, others) = passed
-                    .into_iter()
-                    .partition(|socket: &Passed| socket.name == one.name);
-                passed = others;
-                of_this
-            } else {
-                std::mem::take(&mut passed)
-            };
-            started.push(listen(one, of_this, &mut inherited.kept).await?);
-        }
-        if let Some(other) = passed.first() {
+        self.of_units = std::mem::take(&mut inherited.of_units);
+        let is_of_service = |socket: &&Passed| {
+            !self.has_tables || planned.iter().any(|one| one.name == socket.name)
+        };
+        // A reload may have removed the service, and may add it again.
+        let other = self.of_units.iter().find(|socket| !is_of_service(socket));
+        if let Some(other) = other.filter(|_| !inherited.kept.is_shared()) {
             return Err(anyhow!(
                 "the service manager has passed a socket with the name {}, which no service has; set \
                  FileDescriptorName= of the socket unit to the name of a service",
                 other.name
             ));
         }
+        let mut started = Vec::new();
+        for one in planned {
+            let of_this = self.of_unit(&one.name)?;
+            started.push(listen(one, of_this, &mut inherited.kept).await?);
+        }
         Ok(started)
+    }
+
+    /// Returns duplicates of the sockets of socket units for this service.
+    fn of_unit(&self, service: &str) -> Result<Vec<Passed>> {
+        let of_service = |socket: &&Passed| !self.has_tables || socket.name == service;
+        self.of_units
+            .iter()
+            .filter(of_service)
+            .map(Passed::duplicate)
+            .collect()
     }
 
     /// Begins to serve. The states of servers are those of an earlier process.
@@ -188,6 +231,9 @@ impl Services {
                 transport: (options.from == Kind::Smbdirect).then_some(options.options.transport),
                 service: &name,
             });
+        }
+        if let Some(text) = build::lowered_limit(&settings, live.max_connections) {
+            self.report.line(format_args!("{of}{text}"));
         }
         let show = output::Show::new(self.report, &name, self.has_tables);
         let service = Service::new(
@@ -248,21 +294,19 @@ impl Services {
     /// # Errors
     /// There can be no such process.
     pub(super) fn sockets(&self) -> Result<Vec<Passed>> {
-        let mut sockets = Vec::new();
         for (name, running) in &self.running {
             if let Some(why) = running.keeps_from_upgrade {
                 bail!("service {name} {why}; restart it instead");
             }
-            for Passed { name, socket } in &running.sockets {
-                let (name, socket) = (name.clone(), socket.try_clone()?);
-                sockets.push(Passed { name, socket });
-            }
         }
-        Ok(sockets)
+        let running = self.running.values().flat_map(|running| &running.sockets);
+        let own = running.filter(|socket| socket.name == KEPT);
+        own.chain(&self.of_units).map(Passed::duplicate).collect()
     }
 
     /// Reports the process that has taken the place of this one.
-    pub(super) fn report_upgraded(&self, process: i32) {
+    pub(super) fn report_upgraded(&self, successor: &Successor) {
+        let process = successor.id;
         let services = self.running.values().map(|running| &running.service);
         let open = services.map(|service| service.open()).sum();
         self.report.line(format_args!(
@@ -272,24 +316,58 @@ impl Services {
         self.report.event(&Event::Upgraded { process, open });
     }
 
+    /// Returns whether this process has taken the place of another one.
+    pub(super) const fn is_successor(&self) -> bool {
+        self.is_successor
+    }
+
+    /// Keeps the stream to the process that has taken the place of this one until this one ends.
+    pub(super) fn keep_successor(&mut self, successor: Successor) {
+        self.successor = Some(successor);
+    }
+
     /// Returns what others see of the services.
     pub(super) fn registry(&self) -> Arc<Registry> {
         self.registry.clone()
     }
 
-    /// Waits until a service has ended by itself. Cancel-safe.
+    /// Waits until a service has ended by itself, and watches the interfaces of the listeners. Cancel-safe.
     ///
     /// # Errors
     /// It accepts no more clients.
     pub(super) async fn ended(&mut self) -> Result<()> {
-        let Some(ended) = self.tasks.join_next().await else {
-            return std::future::pending().await;
+        let ended = loop {
+            tokio::select! {
+                Some(ended) = self.tasks.join_next() => break ended,
+                () = sleep(INTERFACE_CHECK_INTERVAL) => self.watch_interfaces(),
+            }
         };
         let Ok((name, service, result)) = ended else {
             return Err(anyhow!("a service has ended by a fault of this program"));
         };
         self.registry.remove(&name, &service);
         result
+    }
+
+    /// Names interfaces that were deleted, and whose listeners clients no longer reach, also if there is another interface
+    /// with the name.
+    fn watch_interfaces(&mut self) {
+        let lost = self
+            .running
+            .iter()
+            .find(|(_, running)| running.has_lost_interface());
+        let was_deaf = self.registry.is_deaf.swap(lost.is_some(), Relaxed);
+        if let Some((name, running)) = lost.filter(|_| !was_deaf) {
+            let interface = running
+                .settings
+                .network
+                .interface
+                .as_deref()
+                .unwrap_or_default();
+            warn!(
+                "interface {interface} was deleted, so no client reaches service {name}; reload (SIGHUP) when it is there again"
+            );
+        }
     }
 
     /// Reads the settings again. A file with a fault changes nothing. Settings that can change take effect in sessions
@@ -349,15 +427,24 @@ impl Services {
             ));
         }
         let names: BTreeSet<_> = planned.iter().map(|one| one.name.clone()).collect();
-        let removed = self.running.keys().filter(|&name| !names.contains(name));
+        // A service whose interface was deleted begins again.
+        let ends = |(name, running): &(&String, &Running)| {
+            !names.contains(*name) || running.has_lost_interface()
+        };
+        let removed = self
+            .running
+            .iter()
+            .filter(ends)
+            .map(|(name, _)| name.clone());
         let mut change = Change {
-            removed: removed.cloned().collect(),
+            removed: removed.collect(),
             transparent: Transparent::of(&planned),
             ..Change::default()
         };
         let mut new = Vec::new();
         for one in planned {
-            let Some(running) = self.running.get(&one.name) else {
+            let running = self.running.get(&one.name);
+            let Some(running) = running.filter(|_| !change.removed.contains(&one.name)) else {
                 new.push(one);
                 continue;
             };
@@ -379,7 +466,8 @@ impl Services {
         let kept = &mut Kept::new(left.collect(), true);
         for one in new {
             change.verbose = one.options.options.verbose;
-            change.added.push(listen(one, Vec::new(), kept).await?);
+            let of_unit = self.of_unit(&one.name)?;
+            change.added.push(listen(one, of_unit, kept).await?);
         }
         Ok(change)
     }
@@ -431,12 +519,14 @@ impl Services {
             reloaded.added.push(started.planned.name.clone());
             self.begin(started, &[]);
         }
+        self.registry.is_deaf.store(false, Relaxed);
         reloaded
     }
 
     /// Stops listening, and lets the sessions go on until they or the drain timeout have ended, or until `earlier`
     /// resolves, because another process has taken the place of this one. [`end`](Self::end) follows.
     pub(super) async fn be_succeeded(&mut self, earlier: impl Future<Output = ()>) {
+        self.of_units.clear();
         for running in self.running.values_mut() {
             running.sockets.clear();
             running.stop.send_replace(Stop::WhenLeft);
@@ -460,6 +550,7 @@ impl Services {
         };
         self.registry.is_ending.store(true, Relaxed);
         // With the last duplicate of a socket, it listens no more.
+        self.of_units.clear();
         self.running
             .values_mut()
             .for_each(|running| running.sockets.clear());
@@ -469,6 +560,16 @@ impl Services {
             () = urgent => stop_all(Stop::Now),
         }
         while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+impl Running {
+    /// Returns whether the interface of a listening socket was deleted.
+    fn has_lost_interface(&self) -> bool {
+        let network = &self.settings.network;
+        let of_interface = self.sockets.iter().filter(|_| network.interface.is_some());
+        let mut of_interface = of_interface.map(|passed| &passed.socket);
+        of_interface.any(|socket| !network.are_of(socket))
     }
 }
 

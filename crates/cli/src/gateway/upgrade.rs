@@ -12,16 +12,21 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use smbdirect_gateway::{Remembered, ServerStatus};
 
+use crate::metrics::Counters;
+
 #[cfg(target_os = "linux")]
 pub(crate) use linux::start_new_process;
 #[cfg(target_os = "linux")]
-pub(super) use linux::{Successor, be_ready};
+pub(super) use linux::{Predecessor, Successor, be_ready};
 
 /// Returns why the process cannot be upgraded, if it cannot.
 pub(super) fn prevented() -> Option<&'static str> {
-    (std::process::id() == 1).then_some(
-        "it is the first process of its container, and with its end all of the container ends",
-    )
+    #[cfg(target_os = "linux")]
+    {
+        ancestors::end_with(std::process::id())
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
 }
 
 /// What a process knows that its successor would have to find out.
@@ -32,6 +37,106 @@ pub(super) struct Knowledge {
     pub(super) servers: BTreeMap<String, Vec<ServerStatus>>,
     /// The servers of clients, whose sessions may go on in the old process.
     pub(super) clients: Vec<Remembered>,
+    /// The servers that an administrator has drained, also those that no service has.
+    pub(super) drained: Vec<String>,
+    /// The number after which the sessions of each service are numbered.
+    pub(super) numbers: BTreeMap<String, u64>,
+    pub(super) counters: Counters,
+}
+
+/// Finds out whether the processes above this one end with it.
+#[cfg(target_os = "linux")]
+mod ancestors {
+    use std::fs;
+
+    /// Programs that run for as long as the machine or the container, whatever becomes of the processes that they start.
+    const LASTING: [&str; 2] = ["systemd", "init"];
+    /// Programs that are likely to wait for the program that they start, and to end with it.
+    const WAITING: [&str; 6] = ["sh", "bash", "dash", "ash", "busybox", "ksh"];
+
+    /// Returns why the end of this process would be that of its container, if it would.
+    pub(super) fn end_with(process: u32) -> Option<&'static str> {
+        end_with_of(process, parent_of)
+    }
+
+    /// A process and those above it, whose names and parents `parent_of` returns.
+    pub(super) fn end_with_of(
+        process: u32,
+        parent_of: impl Fn(u32) -> Option<(String, u32)>,
+    ) -> Option<&'static str> {
+        if process == 1 {
+            return Some("it is PID 1 of its container, which stops when it exits");
+        }
+        let (_, mut above) = parent_of(process)?;
+        loop {
+            if above == 0 {
+                // The parent is outside of the container.
+                return Some("it is the main process of its container, which stops when it exits");
+            }
+            let (name, parent) = parent_of(above)?;
+            if above == 1 {
+                let lasts = LASTING.contains(&name.as_str());
+                return (!lasts).then_some(
+                    "the init of its container waits for it, and the container stops when it exits",
+                );
+            }
+            if !WAITING.contains(&name.as_str()) {
+                return None;
+            }
+            above = parent;
+        }
+    }
+
+    /// Returns the name of a process, and its parent.
+    fn parent_of(process: u32) -> Option<(String, u32)> {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name is in brackets, and may have brackets and spaces.
+        let (before, after) = stat.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let parent = after.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some((name.to_owned(), parent))
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_container_ends_with_what_its_init_waits_for() {
+            let ends = |names: &'static [&'static str]| {
+                // The first one is the init, and each one is the parent of the next.
+                let parent_of = move |process: u32| {
+                    let name = names.get(process as usize - 1)?;
+                    Some(((*name).to_owned(), process - 1))
+                };
+                end_with_of(names.len() as u32, parent_of).is_some()
+            };
+            for names in [
+                &["smbdirect"][..],
+                &["tini", "smbdirect"],
+                &["docker-init", "smbdirect"],
+                &["bash", "smbdirect"],
+                &["dumb-init", "sh", "smbdirect"],
+                &["sh", "bash", "smbdirect"],
+            ] {
+                assert!(ends(names), "{names:?}");
+            }
+            for names in [
+                &["systemd", "smbdirect"][..],
+                &["init", "sh", "smbdirect"],
+                &["tini", "supervisord", "smbdirect"],
+                &["systemd", "sshd", "bash", "smbdirect"],
+            ] {
+                assert!(!ends(names), "{names:?}");
+            }
+            let outside = |process| (process == 7).then(|| ("smbdirect".to_owned(), 0));
+            assert!(end_with_of(7, outside).is_some());
+            assert_eq!(
+                parent_of(std::process::id()).unwrap().1,
+                std::os::unix::process::parent_id()
+            );
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -43,13 +148,13 @@ mod linux {
         time::Duration,
     };
 
-    use anyhow::{Context, Result, anyhow, bail};
+    use anyhow::{Context, Result, bail};
     use command_fds::{CommandFdExt, FdMapping};
-    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::process::{Pid, Signal, kill_process, kill_process_group};
     use tokio::{
-        io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+        io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Take},
         net::UnixStream,
-        time::timeout,
+        time::{sleep, timeout},
     };
     use tracing::warn;
 
@@ -59,8 +164,22 @@ mod linux {
         systemd::{self, PREDECESSOR, Passed, State},
     };
 
+    /// The stream to the process that this one has succeeded, which ends with that process.
+    pub(in super::super) struct Predecessor(Take<BufReader<UnixStream>>);
+
+    impl Predecessor {
+        /// Waits until the other process has ended.
+        pub(in super::super) async fn ended(mut self) {
+            let mut rest = [0; 64];
+            self.0.set_limit(u64::MAX);
+            while matches!(self.0.read(&mut rest).await, Ok(read) if read > 0) {}
+        }
+    }
+
     /// Longest time that the new process may take to be ready.
     const READY_TIMEOUT: Duration = Duration::from_secs(30);
+    /// Time in which a new process that gives up may say why.
+    const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
     /// The variable of the process that starts the new one and ends. So the new process is a child of the service manager,
     /// which otherwise would not be told of its end.
     const STARTER: &str = "SMBDIRECT_GATEWAY_STARTER";
@@ -75,6 +194,19 @@ mod linux {
     pub(in super::super) struct Successor {
         pub(in super::super) id: i32,
         stream: BufReader<UnixStream>,
+        group: Group,
+    }
+
+    /// The processes that come of an upgrade. A drop kills them, unless they are to serve.
+    struct Group(Option<Pid>);
+
+    impl Drop for Group {
+        fn drop(&mut self) {
+            if let Some(group) = self.0 {
+                // There may be none any more.
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+        }
     }
 
     impl Successor {
@@ -84,14 +216,6 @@ mod linux {
         /// # Errors
         /// The new process cannot be started, has ended, or is not ready in time.
         pub(in super::super) async fn start(sockets: Vec<Passed>) -> Result<Self> {
-            let started = timeout(READY_TIMEOUT, Self::start_in_any_time(sockets)).await;
-            started.unwrap_or_else(|_| {
-                let limit = READY_TIMEOUT.as_secs();
-                Err(anyhow!("the new process was not ready within {limit} s"))
-            })
-        }
-
-        async fn start_in_any_time(sockets: Vec<Passed>) -> Result<Self> {
             let (own, other) = net::UnixStream::pair()?;
             own.set_nonblocking(true)?;
             let mut passed: Vec<(String, OwnedFd)> = sockets
@@ -100,22 +224,46 @@ mod linux {
                 .collect();
             passed.push((PREDECESSOR.into(), other.into()));
             let mut command = tokio::process::Command::from(again(passed)?);
-            command.kill_on_drop(true);
+            // All processes that come of it, so that they can be ended.
+            command.process_group(0);
             let starter = holding_requests(|| command.spawn());
             let mut starter = starter.context("the program cannot be started")?;
             // It has the other end of the stream.
             drop(command);
-            let status = starter.wait().await?;
-            if !status.success() {
-                bail!("the new process has ended: {status}");
-            }
-            let mut stream = BufReader::new(UnixStream::from_std(own)?);
-            let mut line = String::new();
-            stream.read_line(&mut line).await?;
-            let id = line.strip_prefix("ready ").map(str::trim_end);
-            let id = id.and_then(|id| id.parse().ok());
-            let id = id.context("the new process has ended before it was ready")?;
-            Ok(Self { id, stream })
+            let group = starter
+                .id()
+                .and_then(|id| Pid::from_raw(id.try_into().ok()?));
+            let group = Group(group);
+            let ready = async {
+                let status = starter.wait().await?;
+                if !status.success() {
+                    bail!("the new process has ended: {status}");
+                }
+                let mut stream = BufReader::new(UnixStream::from_std(own)?);
+                let mut line = String::new();
+                stream.read_line(&mut line).await?;
+                let id = line.strip_prefix("ready ").map(str::trim_end);
+                let id = id.and_then(|id| id.parse().ok());
+                let id = id.context("the new process has ended before it was ready")?;
+                Ok((id, stream))
+            };
+            let ready = timeout(READY_TIMEOUT, ready).await;
+            let (id, stream) = match ready {
+                Ok(Ok(ready)) => ready,
+                Ok(Err(error)) => {
+                    // It says why it ends.
+                    tokio::spawn(async move {
+                        sleep(LAST_WORDS_TIME).await;
+                        drop(group);
+                    });
+                    return Err(error);
+                }
+                Err(_) => {
+                    let limit = READY_TIMEOUT.as_secs();
+                    bail!("the new process was not ready within {limit} s, and is ended");
+                }
+            };
+            Ok(Self { id, stream, group })
         }
 
         /// Has the new process serve, with what this one knows.
@@ -131,7 +279,9 @@ mod linux {
             // Before the new process reports anything, because the service manager listens to the main process only.
             systemd::notify(State::Succeeded(self.id.unsigned_abs()));
             let wrote = stream.write_all(GO.as_bytes()).await;
-            wrote.context("the new process has ended")
+            wrote.context("the new process has ended")?;
+            self.group.0 = None;
+            Ok(())
         }
 
         /// Has the new process read its settings again.
@@ -180,7 +330,9 @@ mod linux {
     ///
     /// # Errors
     /// The other process goes on.
-    pub(in super::super) async fn be_ready(predecessor: net::UnixStream) -> Result<Knowledge> {
+    pub(in super::super) async fn be_ready(
+        predecessor: net::UnixStream,
+    ) -> Result<(Knowledge, Predecessor)> {
         predecessor.set_nonblocking(true)?;
         let mut stream = UnixStream::from_std(predecessor)?;
         let ready = format!("ready {}\n", process::id());
@@ -192,13 +344,24 @@ mod linux {
         if go != GO {
             bail!("the upgrade was given up, so the process that this one was to succeed goes on");
         }
-        Ok(serde_json::from_str(&known).unwrap_or_else(|error| {
+        let knowledge = serde_json::from_str(&known).unwrap_or_else(|error| {
             // It ends now, so this one has to serve.
             warn!(
                 "what the earlier process knows of servers and clients was not understood: {error}"
             );
             Knowledge::default()
-        }))
+        });
+        Ok((knowledge, Predecessor(stream)))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) enum Predecessor {}
+
+#[cfg(not(target_os = "linux"))]
+impl Predecessor {
+    pub(super) async fn ended(self) {
+        match self {}
     }
 }
 

@@ -7,6 +7,7 @@ use smbdirect::metrics::{Family, Kind, snapshot};
 use crate::{panics, streams};
 
 use super::{
+    past::{self, Counters},
     process,
     status::{Status, Waited},
     text,
@@ -58,21 +59,9 @@ impl Source {
             Kind::Gauge,
             [(build, 1.0)],
         )];
-        families.push(Family::single(
-            "smbdirect_panics_total",
-            "Faults of the program that ended a task; please report them.",
-            Kind::Counter,
-            panics::count() as f64,
-        ));
-        families.push(Family::single(
-            "smbdirect_log_lines_lost_total",
-            "Lines of the output and the log that were lost, because nothing read them in time.",
-            Kind::Counter,
-            streams::lost() as f64,
-        ));
         families.extend(process::families());
-        families.extend(snapshot().families());
-        families.extend(self.figures.families());
+        families.extend(own_families(&*self.figures));
+        past::add_to(&mut families);
         text::encode(families)
     }
 
@@ -85,4 +74,30 @@ impl Source {
         let uptime = self.started.elapsed();
         Status::of(&snapshot(), figures.title(), uptime, &figures.waited())
     }
+}
+
+/// Returns the counters of this process and of what it has succeeded, for the process that takes its place.
+pub(crate) fn counters(figures: &dyn Figures) -> Counters {
+    past::with_past(&own_families(figures))
+}
+
+/// Returns the figures of this program.
+fn own_families(figures: &dyn Figures) -> Vec<Family> {
+    let mut families = vec![
+        Family::single(
+            "smbdirect_panics_total",
+            "Faults of the program that ended a task; please report them.",
+            Kind::Counter,
+            panics::count() as f64,
+        ),
+        Family::single(
+            "smbdirect_log_lines_lost_total",
+            "Lines of the output and the log that were lost, because nothing read them in time.",
+            Kind::Counter,
+            streams::lost() as f64,
+        ),
+    ];
+    families.extend(snapshot().families());
+    families.extend(figures.families());
+    families
 }

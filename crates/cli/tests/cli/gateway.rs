@@ -542,7 +542,15 @@ async fn signals_end_it_with_a_summary() {
     for signal in ["TERM", "INT"] {
         let mut server = Server::bind(Tcp, Config::default()).await;
         let address = server.address().to_string();
-        let command = command(&["gateway", "127.0.0.1:0", &address, "--drain-timeout", "0"]);
+        let command = command(&[
+            "gateway",
+            "127.0.0.1:0",
+            &address,
+            "--drain-timeout",
+            "0",
+            "--max-connections",
+            "9",
+        ]);
         let gateway = listening(command);
         let mut client = End::connect(SmbDirect, &gateway.address).await;
         let mut server = server.accept().await;

@@ -209,7 +209,10 @@ async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
     let _upstream = server.accept().await;
     is_refused(SmbDirect, &gateway.address).await;
     let reason = event(&mut gateway, "turned_away")["reason"].clone();
-    assert_eq!(reason, "1 connection is open");
+    assert_eq!(
+        reason,
+        "1 connection is open, and `memory` is not enough for more"
+    );
     first.close().await;
     gateway.terminate();
 }

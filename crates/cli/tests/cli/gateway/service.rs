@@ -107,6 +107,18 @@ fn a_settings_file_is_checked_without_starting() {
             "gateway.toml, line 1: upstream: port 0 cannot be connected to",
         ),
         (
+            "listen = ':1'\nupstream = ['nas', 'NAS.:445']",
+            "gateway.toml, line 2: upstream: nas and NAS.:445 are the same server",
+        ),
+        (
+            "listen = ':1'\nto = 'smbdirect'\nupstream = ['::1', '[0:0::1]:5445']",
+            "gateway.toml, line 3: upstream: ::1 and [0:0::1]:5445 are the same server",
+        ),
+        (
+            "listen = ':1'\nupstream = 'nas'\nmetrics = '/run/a'\ncontrol = '/run/a'",
+            "metrics and control have the same path, /run/a",
+        ),
+        (
             "listen = ':1'\nupstream = 'nas'\n\nmax-send-size = 1",
             "gateway.toml, line 4: --max-send-size 1 is too small",
         ),
@@ -118,6 +130,13 @@ fn a_settings_file_is_checked_without_starting() {
         file.write(text);
         check(&[]).failed(2, says).one_line();
     }
+    file.write(
+        "listen = ':1'\nupstream = 'nas'\nfrom = 'tcp'\nmax-connections = 50\nmemory = '40M'",
+    );
+    let lowered = check(&[]).succeeded();
+    let says =
+        "gateway: at most 20 of the 50 connections of --max-connections, because --memory 40.0 MiB";
+    assert!(lowered.stdout.contains(says), "{lowered:?}");
     file.write("upstream = 'nas'");
     check(&[":1"]).succeeded();
     file.write("listen = ':1'\nupstream = 'no-such-host.invalid'\ncrc = 'on'\nallow = '::ffff:10.0.0.0/104'");

@@ -74,6 +74,18 @@ impl Manager {
         }
     }
 
+    /// Receives at an abstract name in place of a path.
+    fn abstract_one() -> Self {
+        use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
+
+        let manager = Self::new();
+        let name = manager.directory.path().as_os_str().as_encoded_bytes();
+        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap());
+        let socket = socket.unwrap();
+        socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
+        Self { socket, ..manager }
+    }
+
     /// Returns the next message that is not about stored descriptors.
     fn next(&self) -> String {
         loop {
@@ -176,6 +188,55 @@ async fn clients_wait_while_the_service_restarts() {
         assert!(elsewhere.is_err(), "the stored socket listens no more");
         fourth.terminate().succeeded();
     }
+}
+
+/// The name of the socket of the service manager may be an abstract one.
+#[test]
+fn a_service_manager_without_a_path_is_told() {
+    let manager = Manager::abstract_one();
+    let mut start = command(&["gateway", "127.0.0.1:0", "127.0.0.1", "--from", "tcp"]);
+    let mut name = std::ffi::OsString::from("@");
+    name.push(manager.directory.path());
+    start.env("NOTIFY_SOCKET", name);
+    let gateway = listening(start);
+    assert_eq!(manager.stored().len(), 1);
+    gateway.terminate().succeeded();
+}
+
+/// A reload removes the service of a socket unit, an upgrade follows, and another reload adds it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_of_a_socket_unit_comes_back() {
+    let server = Server::bind(Tcp, Config::default()).await;
+    let sockets = [(); 2].map(|()| net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [one, two] = sockets
+        .each_ref()
+        .map(|socket| socket.local_addr().unwrap());
+    let table = |name: &str| format!("[[service]]\nname = '{name}'\nlisten = ':1'\n");
+    let head = format!("from = 'tcp'\nupstream = '{}'\n", server.address());
+    let both = format!("{head}{}{}", table("one"), table("two"));
+    let file = Settings::new(&both);
+    let mut start = file.command(&[]);
+    let sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
+    pass(&mut start, &sockets);
+    start.env("LISTEN_FDNAMES", "one:two");
+    let mut gateway = listening(start);
+    drop(sockets);
+    assert_eq!(gateway.address, one.to_string());
+    for (text, list) in [
+        (format!("{head}{}", table("one")), "removed"),
+        (both, "added"),
+    ] {
+        file.write(&text);
+        gateway.running.signal("HUP");
+        let reloaded = event(&mut gateway, "reloaded");
+        assert_eq!(reloaded[list], serde_json::json!(["two"]));
+    }
+    let mut client = End::connect(Tcp, &two.to_string()).await;
+    let mut server = server;
+    let mut upstream = server.accept().await;
+    client.send(b"question").await;
+    assert_eq!(upstream.receive().await.as_deref(), Some(&b"question"[..]));
+    gateway.terminate();
 }
 
 #[tokio::test(flavor = "multi_thread")]

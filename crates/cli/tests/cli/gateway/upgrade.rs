@@ -266,6 +266,7 @@ async fn the_new_process_knows_the_servers_of_clients() {
     let (session, name) = server_by(Tcp, &by_tcp).await;
     assert_eq!(name, b"b");
     ctl(&control, &["undrain", &a]);
+    let first = gateway.process;
     for upgraded in [false, true] {
         for (from, address) in [(SmbDirect, &by_smb_direct), (Tcp, &by_tcp)] {
             let (_channel, name) = server_by(from, address).await;
@@ -275,8 +276,15 @@ async fn the_new_process_knows_the_servers_of_clients() {
             gateway.upgrade();
         }
     }
-    drop(session);
+    // The session in the first process counts, also while its server is drained, as long as it lives.
     ctl(&control, &["drain", &b]);
+    let (_channel, name) = server_by(SmbDirect, &by_smb_direct).await;
+    assert_eq!(name, b"b");
+    drop((session, _channel));
+    eventually("the end of the first process", || !is_running(first));
+    eventually("the end of the sessions", || {
+        ctl(&control, &["sessions"]).is_empty()
+    });
     gateway.upgrade();
     let (_moved, name) = server_by(SmbDirect, &by_smb_direct).await;
     assert_eq!(name, b"a");
@@ -336,12 +344,33 @@ async fn everything_else_goes_to_the_new_process() {
         done.json().len()
     };
     assert_eq!(sessions(), 1);
+    let figure = |name: &str| -> f64 {
+        let text = http(&metrics, "GET", "/metrics").1;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {text}"))
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    let total = "smbdirect_gateway_sessions_total{service=\"one\"}";
+    let received = "smbdirect_messages_received_total";
+    let before = [figure(total), figure(received)];
+    assert_eq!(before, [1.0, 1.0]);
     let old = gateway.upgrade();
+    assert_eq!(
+        [figure(total), figure(received)],
+        before,
+        "counters do not go back"
+    );
     assert_eq!(sessions(), 0);
     assert_eq!(http(&metrics, "GET", "/readyz").1, "ready\n");
     let mut new = End::connect(Tcp, &other).await;
     is_answered(&mut new, b"question").await;
     assert_eq!(sessions(), 1);
+    let same = End::connect(SmbDirect, &one).await;
+    let opened = event(&mut gateway.gateway, "opened");
+    assert!(opened["id"].as_u64() > Some(1), "{opened}");
+    drop(same);
 
     let second = text.find("[[service]]\nname = 'other'").unwrap();
     gateway.file.write(&text[..second]);
@@ -439,7 +468,8 @@ async fn a_new_process_that_is_not_ready_is_ended() {
     let mut gateway = Upgradable::new(&settings(&server, "").replace("127.0.0.1:0", &address));
     let echo = echo(server);
     let id = gateway.file.path().with_file_name("id");
-    gateway.replace_program(&format!("echo $$ >'{}'; exec sleep 1000", id.display()));
+    // As the program does, the process that was started starts another one, and ends.
+    gateway.replace_program(&format!("sleep 1000 & echo $! >'{}'", id.display()));
     let started = || {
         let id = fs::read_to_string(&id).unwrap_or_default();
         id.trim().parse::<u32>().ok()
@@ -490,15 +520,28 @@ fn a_service_without_a_socket_needs_a_restart() {
     }
 }
 
-/// With the end of the first process of a container, the new one would end, too.
+/// With the end of what the init of a container waits for, the container and the new process would end, too.
 #[test]
-fn the_first_process_of_a_container_needs_a_restart() {
+fn what_a_container_ends_with_needs_a_restart() {
+    for (shell, why) in [
+        ("", "it is PID 1 of its container"),
+        ("; exit $?", "the init of its container waits for it"),
+    ] {
+        needs_a_restart_in_a_container(shell, why);
+    }
+}
+
+fn needs_a_restart_in_a_container(after: &str, why: &str) {
     let file = Settings::new("listen = '127.0.0.1:0'\nupstream = 'nas'\n");
     let log = file.path().with_file_name("log");
     let mut start = Command::new("unshare");
+    let script = if after.is_empty() { "exec " } else { "" }.to_owned()
+        + &format!(
+            "{PROGRAM} gateway --config {}{after}",
+            file.path().display()
+        );
     start
-        .args(["-rpf", "--kill-child", PROGRAM, "gateway", "--config"])
-        .arg(file.path())
+        .args(["-rpf", "--mount-proc", "--kill-child", "sh", "-c", &script])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(fs::File::create(&log).unwrap());
@@ -507,15 +550,16 @@ fn the_first_process_of_a_container_needs_a_restart() {
         println!("skipped: needs namespaces");
         return;
     }
-    let id = running.id();
-    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    let gateway = children.trim().parse().unwrap();
+    let mut gateway = running.id();
+    let child = |id: u32| {
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        children.unwrap().trim().parse::<u32>().ok()
+    };
+    while let Some(child) = child(gateway) {
+        gateway = child;
+    }
     kill(gateway, "USR2");
-    eventually("a line in the log", || {
-        fs::read_to_string(&log)
-            .unwrap()
-            .contains("it is the first process of its container")
-    });
+    eventually(why, || fs::read_to_string(&log).unwrap().contains(why));
     kill(gateway, "TERM");
     assert!(running.status().success());
 }
