@@ -190,13 +190,17 @@ fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 7 / 3) as u8).collect()
 }
 
-/// Adds a message in a Data Transfer.
-fn message(talk: &mut Talk, way: usize, payload: &[u8]) {
-    let transfer = Transfer {
+/// A Data Transfer with a message.
+fn transfer(payload: &[u8]) -> Transfer {
+    Transfer {
         rest: [&[0; 4], payload].concat(),
         ..Transfer::of(payload.len() as u32, 0)
-    };
-    talk.transfer(way, &transfer);
+    }
+}
+
+/// Adds a message in a Data Transfer.
+fn message(talk: &mut Talk, way: usize, payload: &[u8]) {
+    talk.transfer(way, &transfer(payload));
 }
 
 /// Adds a Read of the server, and the response of the client.
@@ -585,10 +589,6 @@ fn roce_has_the_port_of_the_client_and_its_data() {
         let mut talk = talk::roce::Talk::new();
         talk.is_ipv6 = is_ipv6;
         talk.negotiate();
-        let transfer = |payload: &[u8]| Transfer {
-            rest: [&[0; 4], payload].concat(),
-            ..Transfer::of(payload.len() as u32, 0)
-        };
         let asks = read(1, 0, 2500, V1, &[descriptor(0x2000, 0xdef, 2500)]);
         talk.transfer(I, &transfer(&asks));
         talk.write(R, 2500);
@@ -613,10 +613,6 @@ fn roce_has_the_port_of_the_client_and_its_data() {
 #[test]
 fn data_that_is_later_in_the_file_than_the_answer_is_put_back() {
     let mut talk = talk::roce::Talk::established();
-    let transfer = |payload: &[u8]| Transfer {
-        rest: [&[0; 4], payload].concat(),
-        ..Transfer::of(payload.len() as u32, 0)
-    };
     let stores = write_by_rdma(2, 0, 2100, V1, &[descriptor(0x1000, 0xabc, 2100)]);
     talk.transfer(I, &transfer(&stores));
     let psn = talk.read(R, 2100);
@@ -634,10 +630,6 @@ fn data_that_is_later_in_the_file_than_the_answer_is_put_back() {
 #[test]
 fn a_response_that_lies_about_its_length_makes_no_data() {
     let mut talk = talk::roce::Talk::established();
-    let transfer = |payload: &[u8]| Transfer {
-        rest: [&[0; 4], payload].concat(),
-        ..Transfer::of(payload.len() as u32, 0)
-    };
     let length = 8 << 20;
     let stores = write_by_rdma(1, 0, length, V1, &[descriptor(0x1000, 0xabc, length)]);
     talk.transfer(I, &transfer(&stores));
@@ -663,10 +655,6 @@ fn a_response_that_lies_about_its_length_makes_no_data() {
 fn the_client_is_found_when_the_capture_begins_later() {
     // Nothing but the messages shows which end it is.
     let mut talk = talk::roce::Talk::new();
-    let transfer = |payload: &[u8]| Transfer {
-        rest: [&[0; 4], payload].concat(),
-        ..Transfer::of(payload.len() as u32, 0)
-    };
     talk.transfer(R, &transfer(&write_answer(1, 4)));
     talk.transfer(I, &transfer(&write(2, 0, b"data")));
     let done = as_tcp(&talk.capture());
@@ -708,10 +696,6 @@ fn fields_of_a_request_that_rdma_cannot_serve_stay() {
 
 #[test]
 fn connections_with_the_same_ports_stay_apart() {
-    let transfer = |payload: &[u8]| Transfer {
-        rest: [&[0; 4], payload].concat(),
-        ..Transfer::of(payload.len() as u32, 0)
-    };
     // Queue pairs whose numbers stand for one port, and SMB over TCP from the port of a client of iWARP.
     let mut frames = Vec::new();
     for pairs in [[0x11, 0x22], [0x4011, 0x23]] {
