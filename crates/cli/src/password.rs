@@ -3,13 +3,14 @@
 
 use std::{env, fmt, io, str::FromStr};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 
 use crate::{options::usage, report};
 
 /// The variable of the environment.
 const VARIABLE: &str = "SMBDIRECT_PASSWORD";
 /// Longest password that is read, in bytes.
+#[cfg(any(unix, test))]
 const MAX_BYTES: usize = 4096;
 
 pub(crate) use system::Descriptor;
@@ -57,6 +58,7 @@ fn no_terminal(error: io::Error) -> anyhow::Error {
 
 /// Reads the bytes of a line one by one, so that what follows the line stays unread. An empty line is an empty
 /// password; the end of the input is none.
+#[cfg(any(unix, test))]
 fn read_line(mut next: impl FnMut() -> io::Result<Option<u8>>) -> Result<Vec<u8>> {
     let mut line = Vec::new();
     loop {
@@ -68,7 +70,7 @@ fn read_line(mut next: impl FnMut() -> io::Result<Option<u8>>) -> Result<Vec<u8>
             }
             None => break,
         }
-        ensure!(
+        anyhow::ensure!(
             line.len() <= MAX_BYTES,
             "the password is longer than {MAX_BYTES} bytes"
         );

@@ -94,8 +94,13 @@ impl Relations {
             why,
         };
         let depth = depth.checked_sub(1).ok_or_else(|| fault(Why::TooDeep))?;
+        let bytes = match fs::read(file) {
+            Ok(bytes) => bytes,
+            // A folder among the files of a folder has no settings.
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => return Ok(()),
+            Err(error) => return Err(fault(Why::Unread(error))),
+        };
         // MIT Kerberos does not ask for UTF-8.
-        let bytes = fs::read(file).map_err(|error| fault(Why::Unread(error)))?;
         let text = String::from_utf8_lossy(&bytes);
         let mut at = Place::default();
         for (index, line) in text.split_terminator('\n').enumerate() {
@@ -397,7 +402,7 @@ mod tests {
     fn files_are_included_by_their_names() {
         let files = Files::new("include");
         let conf = |kdc: &str| format!("[realms]\nR = {{\nkdc = {kdc}\n}}\n");
-        fs::create_dir(files.0.join("folder")).unwrap();
+        fs::create_dir_all(files.0.join("folder/folder")).unwrap();
         for (name, kdc) in [
             ("b.conf", "b"),
             ("a_-1", "a"),
