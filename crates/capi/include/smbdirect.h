@@ -163,7 +163,7 @@
 #define SMBDIRECT_ERROR_PROTOCOL (-8)
 
 /**
- * The RDMA connection was lost.
+ * The RDMA connection was lost, or closed in the middle of a message.
  */
 #define SMBDIRECT_ERROR_LOST (-9)
 

@@ -34,7 +34,7 @@ pub const SMBDIRECT_ERROR_ADDRESS: i32 = -6;
 pub const SMBDIRECT_ERROR_IN_USE: i32 = -7;
 /// One end broke a rule of SMB Direct or RDMA. The text names the rule.
 pub const SMBDIRECT_ERROR_PROTOCOL: i32 = -8;
-/// The RDMA connection was lost.
+/// The RDMA connection was lost, or closed in the middle of a message.
 pub const SMBDIRECT_ERROR_LOST: i32 = -9;
 /// This end aborted the connection.
 pub const SMBDIRECT_ERROR_ABORTED: i32 = -10;
@@ -180,6 +180,7 @@ impl From<ConnectionError> for Failure {
             ConnectionError::Closed | ConnectionError::ClosedHere => SMBDIRECT_ERROR_CLOSED,
             ConnectionError::Aborted => SMBDIRECT_ERROR_ABORTED,
             ConnectionError::Provider(error) => code_of_provider(error.kind),
+            ConnectionError::TooLong { .. } => SMBDIRECT_ERROR_TOO_LARGE,
             _ => SMBDIRECT_ERROR_LOST,
         };
         let number = match &error {

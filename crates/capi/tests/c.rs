@@ -88,7 +88,7 @@ fn programs() -> Option<&'static Path> {
         }
         for name in [
             "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout", "storm",
-            "ending", "waits", "pauses",
+            "ending", "waits", "pauses", "cut",
         ] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
@@ -472,6 +472,12 @@ fn messages_arrive_when_a_program_ends() {
 #[test]
 fn calls_that_wait_end() {
     run("waits");
+}
+
+/// The end in the middle of a message is an error.
+#[test]
+fn end_within_a_message_is_an_error() {
+    run("cut");
 }
 
 /// A slow receiver loses nothing.
