@@ -59,6 +59,12 @@ def in_thread(call):
     return result
 
 
+def sleeps(thread):
+    """Returns whether a thread of this process sleeps."""
+    with open(f"/proc/self/task/{thread}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+
 class Freed(unittest.TestCase):
     """Objects that one thread frees while others use them."""
 
@@ -231,6 +237,20 @@ class Owners(unittest.TestCase):
         with smbdirect.listen("127.0.0.1:0") as listener:
             self.assertEqual(repr(listener), f"<smbdirect.Listener on {listener.address}>")
         self.assertEqual(repr(listener), "<smbdirect.Listener closed>")
+
+    def test_threads_receive_in_the_order_in_which_they_wait(self):
+        client, server = pair(self)
+        waiting = []
+        for _ in range(5):
+            identity = []
+            waiting.append(in_thread(lambda identity=identity: identity.append(threading.get_native_id()) or server.recv()))
+            seen = 0
+            while seen < 3:
+                time.sleep(0.001)
+                seen = seen + 1 if identity and sleeps(identity[0]) else 0
+        for number in range(5):
+            client.send(b"%d" % number, timeout=LIMIT)
+        self.assertEqual([result() for result in waiting], [b"%d" % number for number in range(5)])
 
     def test_receivers_and_closers_of_asyncio_take_turns(self):
         async def run():
@@ -738,6 +758,45 @@ junk = [b"B" * 60000 for _ in range(300)]
             self.assertEqual(process.returncode, 0, errors)
             self.assertLessEqual(set(region.deregister(timeout=LIMIT)), {0, ord("A")})
             server.free()
+
+    def test_end_within_a_message_is_an_error(self):
+        """A peer that is stopped grants no credits, and the sender ends the connection in the middle of a message."""
+        program = """
+c = smbdirect.connect(address)
+assert c.recv() == b"whole"
+print("received", file=sys.stderr, flush=True)
+try:
+    while True:
+        assert len(c.recv()) == 1_000_000
+except smbdirect.LostError:
+    pass
+for receive in (c.recv, lambda: c.recv_into(bytearray(10)), lambda: list(c), lambda: asyncio.run(again())):
+    try:
+        print(receive(), file=sys.stderr)
+    except smbdirect.LostError as error:
+        assert "in the middle of a message" in str(error), error
+"""
+        again = """
+async def again():
+    connection = aio.Connection(c._pointer)
+    c._pointer = None
+    async for message in connection:
+        print(message, file=sys.stderr)
+"""
+        listener = smbdirect.listen("127.0.0.1:0", credit_grant_timeout_ms=100)
+        self.addCleanup(listener.close)
+        process = self.start(again + program, listener.address)
+        server = listener.accept(timeout=LIMIT)
+        server.send(b"whole", timeout=LIMIT)
+        self.assertEqual(process.stderr.readline(), "received\n")
+        process.send_signal(signal.SIGSTOP)
+        with self.assertRaisesRegex(smbdirect.TimedOutError, "credits"):
+            while True:
+                server.send(bytes(1_000_000), timeout=LIMIT)
+        process.send_signal(signal.SIGCONT)
+        _, errors = process.communicate(timeout=LIMIT)
+        self.assertEqual((process.returncode, errors), (0, ""))
+        server.free()
 
     def test_calls_work_at_the_end(self):
         """From Python 3.12 a function of atexit cannot start threads."""
