@@ -246,7 +246,7 @@ impl Connection {
         Self {
             ends,
             from_start,
-            assembly: Assembly::new(Detail::Heads),
+            assembly: Assembly::default(),
             operations: Operations::default(),
             path: Path::default(),
             timeline: Timeline::new(from_start),

@@ -3,7 +3,7 @@
 use smbdirect_smb::smb2::{Flags, Header, Protocol};
 
 use crate::{
-    event::{Detail, Event, EventKind, Payload},
+    event::{Event, EventKind, Payload},
     per_end::Side,
     tcp::Position,
 };
@@ -16,7 +16,7 @@ pub(crate) struct Message {
     pub(crate) began: Position,
     pub(crate) ended: Position,
     pub(crate) protocol: Protocol,
-    /// Its first bytes, or all of them.
+    /// Its first bytes.
     pub(crate) head: Vec<u8>,
     pub(crate) length: u64,
 }
@@ -31,26 +31,15 @@ impl Message {
 /// Puts the messages of a connection together.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    detail: Detail,
     /// The end that an SMB2 message shows to be the client.
     client: Option<Side>,
     partial: [Option<Message>; 2],
 }
 
-/// Maximum number of bytes of a message that are kept with its content: those of the largest READ or WRITE, and
-/// their headers.
-const MAX_MESSAGE_BYTES: usize = (8 << 20) + 4096;
-/// Maximum number of bytes of a message that are kept without its content.
+/// Maximum number of bytes of a message that are kept.
 const MAX_HEAD_BYTES: usize = 4096;
 
 impl Assembly {
-    pub(crate) fn new(detail: Detail) -> Self {
-        Self {
-            detail,
-            ..Self::default()
-        }
-    }
-
     /// Returns whether the client is the sender of an event; `None` if it is unknown which end that is.
     pub(crate) fn is_client(&self, event: &Event) -> Option<bool> {
         Some(event.initiator.or(self.client)? == event.from)
@@ -105,13 +94,8 @@ impl Assembly {
             });
         }
         let message = partial.as_mut()?;
-        let limit = if self.detail == Detail::Content {
-            MAX_MESSAGE_BYTES
-        } else {
-            MAX_HEAD_BYTES
-        };
         if message.head.len() as u64 == message.length {
-            let room = limit.saturating_sub(message.head.len());
+            let room = MAX_HEAD_BYTES.saturating_sub(message.head.len());
             message
                 .head
                 .extend_from_slice(&payload[..payload.len().min(room)]);
