@@ -77,9 +77,11 @@ pub(super) const fn affordable_receives(
 }
 
 /// Returns the number of credits that the peer shall hold for the `remaining` bytes of its message, of which the first
-/// segment has arrived: one for each segment of the largest size, up to `limit`.
-pub(super) const fn owed_credits(remaining: u32, max_payload: u32, limit: u16) -> u16 {
-    let segments = remaining.div_ceil(max_payload);
+/// segment has arrived: one for each segment of the largest size, up to `limit`. A segment counts as all payload, because
+/// a hostile peer can place its payload over the header: it never needs fewer credits than these. A peer that needs more
+/// is granted them when these are used.
+pub(super) const fn owed_credits(remaining: u32, max_receive_size: u32, limit: u16) -> u16 {
+    let segments = remaining.div_ceil(max_receive_size);
     if segments < limit as u32 {
         segments as u16
     } else {
@@ -404,14 +406,14 @@ mod tests {
         ] {
             assert_eq!(affordable_receives(buffer, unread, size, posted), expected);
         }
-        for (remaining, max_payload, limit, expected) in [
+        for (remaining, max_receive_size, limit, expected) in [
             (0, 104, 255, 0),
             (1, 104, 255, 1),
             (104, 104, 255, 1),
             (105, 104, 255, 2),
             (u32::MAX, 104, 255, 255),
         ] {
-            assert_eq!(owed_credits(remaining, max_payload, limit), expected);
+            assert_eq!(owed_credits(remaining, max_receive_size, limit), expected);
         }
         for (missing, affordable, owed, posted, room, expected) in [
             (10, 3, 0, 0, 100, 3),
@@ -431,7 +433,7 @@ mod tests {
     //= SMBD-3.1.5.9-11 test
     #[test]
     fn an_owed_credit_is_used_by_the_message_that_it_is_owed_to() {
-        const MAX_PAYLOAD: u32 = 104;
+        const MAX_RECEIVE_SIZE: u32 = 128;
         for seed in 0..2000 {
             let mut random = fastrand::Rng::with_seed(seed);
             let (target, begun_with) = (random.u16(1..40), random.u16(1..40));
@@ -441,11 +443,11 @@ mod tests {
             let mut remaining = random.u32(1..5000);
             loop {
                 assert!(credits.received(false), "the peer waits for ever");
-                remaining -= random.u32(1..=MAX_PAYLOAD.min(remaining));
+                remaining -= random.u32(1..=MAX_RECEIVE_SIZE.min(remaining));
                 if remaining == 0 {
                     break;
                 }
-                let owed = owed_credits(remaining, MAX_PAYLOAD, credits.limit());
+                let owed = owed_credits(remaining, MAX_RECEIVE_SIZE, credits.limit());
                 let missing = credits.missing(false);
                 let count = receives_to_post(missing, 0, owed, credits.posted(), u16::MAX);
                 credits.post(count);

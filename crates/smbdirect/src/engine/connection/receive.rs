@@ -227,7 +227,7 @@ impl Connection {
             self.affordable_receives(negotiated),
             owed_credits(
                 self.reassembly.remaining(),
-                length - DataTransfer::PAYLOAD_OFFSET,
+                length,
                 self.receive_credits.limit(),
             ),
             self.receive_credits.posted(),

@@ -392,6 +392,40 @@ fn a_full_buffer_grants_what_a_begun_message_needs_and_no_more() {
     assert_eq!(bench.grants(), [3]);
 }
 
+/// A peer that places its payload over the header needs one segment less than others for the same message. It gets no
+/// credit that could begin another message.
+//= SMBD-3.1.5.9-11 test
+#[test]
+fn a_payload_over_the_header_leaves_no_owed_credit() {
+    let mut bench = Bench::settled(credits(10, 3), 3, 10);
+    bench.engine.set_unread(usize::MAX);
+    let asking = |data_length, remaining| DataTransfer {
+        credits_requested: 3,
+        data_offset: 0,
+        ..segment(0, data_length, remaining)
+    };
+    for remaining in [4096, 3072, 2048] {
+        bench.hear_bytes(over_the_header(&asking(1024, remaining)));
+    }
+    assert_eq!(bench.grants(), [2], "for 2048 bytes");
+    bench.hear_bytes(over_the_header(&asking(1024, 1024)));
+    bench.hear_bytes(over_the_header(&asking(1024, 0)));
+    let held = bench.engine.credits();
+    assert_eq!((held.granted, held.receive_credits), (0, 0));
+}
+
+/// Returns a message of the largest size, whose payload begins at its first byte.
+fn over_the_header(header: &DataTransfer) -> Vec<u8> {
+    let whole = DataTransfer {
+        data_offset: 24,
+        ..*header
+    };
+    let mut bytes = encoded(|out| whole.encode(out));
+    bytes[12..16].fill(0);
+    bytes.resize(header.data_length as usize, 0);
+    bytes
+}
+
 #[test]
 fn ready_means_a_credit_and_an_empty_queue() {
     let mut bench = Bench::passive(credits(10, 10), 10);
