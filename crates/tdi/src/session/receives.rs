@@ -372,6 +372,23 @@ mod tests {
         segment
     }
 
+    //= TDI-DISC-08 test
+    #[test]
+    fn nothing_but_completions_is_reported_after_an_abort() {
+        let receives = Receives::new(Inbound::new(ReceiveSettings::default()).unwrap());
+        let mut invalidating = segment(0);
+        invalidating.invalidated_token = Some(Token(7));
+        receives.handle_segment(invalidating.clone());
+        assert!(matches!(
+            receives.poll_news(0),
+            Some(ReceiveNews::Invalidated(Token(7)))
+        ));
+        receives.handle_segment(invalidating);
+        receives.handle_segment(segment(1));
+        receives.close(Status::CANCELLED);
+        assert!(receives.poll_news(0).is_none());
+    }
+
     #[test]
     fn usage_counts_how_often_the_buffer_was_full() {
         // Each TSDU costs 128 bytes and its data.

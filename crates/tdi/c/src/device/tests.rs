@@ -21,8 +21,9 @@ use crate::{
     handlers::ConnectionContext,
     irp::{IoBuildDeviceIoControlRequest, IofCallDriver, nt},
     layout::{
-        ConnectionInformation, FileObject, Handle, IoStatusBlock, KEvent, Mdl, NtStatus,
-        ObjectAttributes, RequestData, RequestKernel, RequestQuery, UnicodeString,
+        ConnectionInformation, FileObject, Handle, IoStatusBlock, Irp, KEvent, Mdl, NtStatus,
+        ObjectAttributes, RequestData, RequestKernel, RequestQuery, SL_INVOKE_ON_CANCEL,
+        SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, UnicodeString,
     },
     mdl::{IoAllocateMdl, IoFreeMdl, LENT, MmBuildMdlForNonPagedPool},
     open::ZwCreateFile,
@@ -83,6 +84,21 @@ fn starving() -> TransportSettings {
     settings.receive.receive_buffer = 1;
     settings.receive.lendable = 0;
     settings
+}
+
+/// The number of requests that have completed while the transport still had their memory.
+static EARLY: AtomicU32 = AtomicU32::new(0);
+
+/// The routine of all requests, whose context is their memory.
+unsafe extern "C" fn check_memory(
+    _: *mut DeviceObject,
+    _: *mut Irp,
+    memory: *mut c_void,
+) -> NtStatus {
+    if LENT.lock().unwrap().contains(&(memory as usize)) {
+        EARLY.fetch_add(1, Ordering::SeqCst);
+    }
+    0
 }
 
 /// An open file.
@@ -184,6 +200,9 @@ impl Opened {
             (*irp).mdl_address = mdl;
             let location = (*irp).current_stack_location.sub(1);
             (*location).file_object = self.object;
+            (*location).completion_routine = Some(check_memory);
+            (*location).context = memory.as_mut_ptr().cast();
+            (*location).control = SL_INVOKE_ON_SUCCESS | SL_INVOKE_ON_ERROR | SL_INVOKE_ON_CANCEL;
             (&raw mut (*location).parameters)
                 .cast::<T>()
                 .write(parameters);
@@ -437,8 +456,9 @@ fn sends_complete_with_a_time_out_of_the_transport() {
 #[test]
 fn aborted_sends_complete_when_their_memory_is_released() {
     let iwarp = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let pair = Pair::new(&device(iwarp, starving(), false));
-    let sends = [(); 64].map(|()| pair.here.submit_send(&[1; 1000], 0));
+    let pair = Pair::new(&device(iwarp, TransportSettings::default(), false));
+    // More than the peer and the sockets take.
+    let sends = [(); 32].map(|()| pair.here.submit_send(&vec![1; 1 << 20], 0));
     let abort = pair.here.submit_abort();
     let mut aborted = 0;
     for send in sends {
@@ -449,6 +469,7 @@ fn aborted_sends_complete_when_their_memory_is_released() {
         aborted += usize::from(status == Status::LOCAL_DISCONNECT);
     }
     assert!(aborted > 0);
+    assert_eq!(EARLY.load(Ordering::SeqCst), 0);
     assert_eq!(abort.finish().0, (Status::SUCCESS, 0));
     pair.close();
 }
