@@ -209,11 +209,18 @@ impl Connection {
             && self.missing_receives() > 0
     }
 
+    /// Returns the receives to post now, if there are any.
+    #[inline(always)]
     pub(super) fn post_receives(&mut self, room: usize) -> Option<WorkRequest> {
-        let count = self.missing_receives();
-        if count == 0 {
-            return None;
+        match self.missing_receives() {
+            0 => None,
+            missing => self.post_missing_receives(missing, room),
         }
+    }
+
+    // Out of line, so that a message for which no receive is missing does not pay for it.
+    #[inline(never)]
+    fn post_missing_receives(&mut self, missing: u16, room: usize) -> Option<WorkRequest> {
         let negotiated = match &self.role {
             Role::Posting { outcome, .. } => &outcome.negotiated,
             Role::Established(negotiated) => negotiated,
@@ -223,7 +230,7 @@ impl Connection {
         let length = negotiated.max_receive_size;
         //= SMBD-3.1.5.9-11
         let count = receives_to_post(
-            count,
+            missing,
             self.affordable_receives(negotiated),
             owed_credits(
                 self.reassembly.remaining(),
