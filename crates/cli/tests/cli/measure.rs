@@ -334,19 +334,12 @@ fn a_measurement_that_is_interrupted_leaves_no_file() {
 /// A server locks an account after a few wrong passwords.
 #[test]
 fn a_wrong_password_is_tried_once() {
-    let Some(measured) = Measured::start_with("") else {
+    let settings = "map to guest = never\nlog level = 1 auth_audit:3";
+    let Some(measured) = Measured::start_with(settings) else {
         return;
     };
     measured.add_user();
     let root = measured.root.path();
-    let settings = root.join("smb.conf");
-    let text = fs::read_to_string(&settings).unwrap();
-    let text = text.replace("map to guest = bad user", "map to guest = never");
-    fs::write(
-        &settings,
-        text.replace("[global]\n", "[global]\nlog level = 1 auth_audit:3\n"),
-    )
-    .unwrap();
     let target = ["check", "--measure", "//127.0.0.1/share", "--user", "root"];
     let mut check = measured.namespace.smbdirect(&target);
     check.env("SMBDIRECT_PASSWORD", "wrong");
