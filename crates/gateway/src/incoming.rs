@@ -1,6 +1,6 @@
 //! A message that is being forwarded: received completely, or still arriving by TCP.
 
-use std::{borrow::Cow, time::Instant};
+use std::borrow::Cow;
 
 use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{Connection, Message};
@@ -15,12 +15,12 @@ use crate::{
 
 /// A message of one side, of which the bytes are taken from the front.
 pub(super) struct Incoming<'a> {
-    pub(super) side: Side,
-    pub(super) content: Content<'a>,
+    side: Side,
+    content: Content<'a>,
 }
 
 /// The bytes of a message.
-pub(super) enum Content<'a> {
+enum Content<'a> {
     /// All of them, received on this SMB Direct connection.
     Whole(Message, &'a Connection),
     /// The first of them are in the buffer of this TCP connection, and the others follow.
@@ -28,10 +28,24 @@ pub(super) enum Content<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Returns a message that was received on `connection`, or that was made from a received message.
+    /// Returns a message that was made from one that was received on `connection`.
     pub(super) const fn whole(side: Side, message: Message, connection: &'a Connection) -> Self {
         let content = Content::Whole(message, connection);
         Self { side, content }
+    }
+
+    /// Returns the message of which `source` has received the first bytes.
+    pub(super) const fn begun(side: Side, source: &'a mut tcp::Source) -> Self {
+        let content = Content::Begun(source);
+        Self { side, content }
+    }
+
+    /// Returns the message if it was received completely, and otherwise itself.
+    pub(super) fn into_whole(self) -> Result<Message, Self> {
+        match self.content {
+            Content::Whole(message, _) => Ok(message),
+            Content::Begun(_) => Err(self),
+        }
     }
 
     /// Joins the parts of a message that was received, so that its head can be all of it.
@@ -46,14 +60,6 @@ impl<'a> Incoming<'a> {
         matches!(self.content, Content::Begun(_))
     }
 
-    /// Returns when its first bytes arrived, if they have waited for the messages before them.
-    pub(super) const fn arrived(&self) -> Option<Instant> {
-        match &self.content {
-            Content::Begun(source) => Some(source.arrived()),
-            Content::Whole(..) => None,
-        }
-    }
-
     /// Returns the number of bytes that were not yet taken.
     pub(super) fn remaining(&self) -> usize {
         match &self.content {
@@ -66,13 +72,7 @@ impl<'a> Incoming<'a> {
     pub(super) fn head(&self, length: usize) -> Cow<'_, [u8]> {
         match &self.content {
             Content::Begun(source) => source.head().into(),
-            Content::Whole(message, _) => {
-                let length = length.min(message.len());
-                match message.chunk().get(..length) {
-                    Some(head) => head.into(),
-                    None => message.clone().copy_to_bytes(length).to_vec().into(),
-                }
-            }
+            Content::Whole(message, _) => head(message, length),
         }
     }
 
@@ -154,6 +154,15 @@ impl<'a> Incoming<'a> {
             }
         };
         unless_gone(gone, exchange.request_memory(bytes)).await
+    }
+}
+
+/// Returns the first `length` bytes of a message, or all bytes of a shorter one.
+pub(super) fn head(message: &Message, length: usize) -> Cow<'_, [u8]> {
+    let length = length.min(message.len());
+    match message.chunk().get(..length) {
+        Some(head) => head.into(),
+        None => message.clone().copy_to_bytes(length).to_vec().into(),
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   client ── accepted connection ──  one session  ── upstream connection ── server
-//!                 Source  ──────── forward, requests ───────>  Sink
-//!                                  Relay, Exchange
-//!                 Sink    <─────── forward, answers ──────────  Source
+//!                 Source  ──────────── Requests ───────────>  Sink
+//!                                      Exchange
+//!                 Sink    <──────────── Answers ─────────────  Source
 //! ```
 //!
 //! [`Service`] is the state of a gateway, and [`Gateway`] runs it. It reports [`Event`]s and prints nothing.
@@ -23,7 +23,6 @@ mod connect;
 mod counters;
 mod event;
 mod exchange;
-mod forward;
 mod gateway;
 mod health;
 mod incoming;
@@ -36,7 +35,6 @@ mod places;
 mod proxy_header;
 mod queue;
 mod refused;
-mod relay;
 mod requests;
 mod servers;
 mod service;

@@ -6,11 +6,11 @@ use bytes::{Buf, Bytes};
 use smbdirect::{
     Config, Connection, ConnectionError, Message, ReadError, SendError, TransferFault,
 };
-use smbdirect_smb::{Refusal, ServerFault, frame::MAX_MESSAGE_LENGTH};
+use smbdirect_smb::{Refusal, ServerFault};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
-use super::{proxy_header, queue::Queue, refused::Refused, tcp};
+use super::{proxy_header, refused::Refused, tcp};
 
 /// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,24 +36,6 @@ impl fmt::Display for Side {
 pub(super) enum Direction {
     ToServer,
     ToClient,
-}
-
-impl Direction {
-    /// Returns the side that sends in this direction.
-    pub(super) const fn from(self) -> Side {
-        match self {
-            Self::ToServer => Side::Client,
-            Self::ToClient => Side::Server,
-        }
-    }
-
-    /// Returns the side that receives in this direction.
-    pub(super) const fn to(self) -> Side {
-        match self {
-            Self::ToServer => Side::Server,
-            Self::ToClient => Side::Client,
-        }
-    }
 }
 
 /// The reason for the end of a session, or of one direction of it.
@@ -202,7 +184,10 @@ impl Peer {
     pub(super) fn split(self, stall_limit: Duration) -> (Source, Sink) {
         match self {
             Self::SmbDirect(connection) => (
-                Source::SmbDirect(connection.clone(), None),
+                Source::SmbDirect(SmbDirectSource {
+                    connection: connection.clone(),
+                    first: None,
+                }),
                 Sink::SmbDirect(connection),
             ),
             Self::Tcp(stream, _) => {
@@ -218,28 +203,41 @@ impl Peer {
 
 /// The receiving half of a connection.
 pub(super) enum Source {
-    /// The connection, and the first message if only its head was looked at.
-    SmbDirect(Connection, Option<Message>),
+    SmbDirect(SmbDirectSource),
     Tcp(tcp::Source),
+}
+
+/// The receiving half of an SMB Direct connection.
+pub(super) struct SmbDirectSource {
+    pub(super) connection: Connection,
+    /// The first message if only its head was looked at.
+    first: Option<Message>,
+}
+
+impl SmbDirectSource {
+    /// Receives the next message of the peer, which is on `side`.
+    pub(super) async fn recv(&mut self, side: Side) -> Result<Message, Stop> {
+        match self.first.take() {
+            Some(first) => Ok(first),
+            None => {
+                let received = self.connection.recv().await;
+                received.map_err(|error| Stop::of(side, &error))
+            }
+        }
+    }
 }
 
 impl Source {
     /// Returns the first `length` bytes of the first message, or all of a shorter one, which
-    /// the relay still receives.
+    /// is still received.
     pub(super) async fn peek(&mut self, length: usize) -> Result<Bytes, Stop> {
         let side = Side::Client;
         match self {
-            Self::SmbDirect(connection, first) => {
-                let message = match first.take() {
-                    Some(message) => message,
-                    None => connection
-                        .recv()
-                        .await
-                        .map_err(|error| Stop::of(side, &error))?,
-                };
+            Self::SmbDirect(client) => {
+                let message = client.recv(side).await?;
                 let length = length.min(message.len());
                 let head = message.clone().copy_to_bytes(length);
-                *first = Some(message);
+                client.first = Some(message);
                 Ok(head)
             }
             Self::Tcp(source) => {
@@ -253,7 +251,7 @@ impl Source {
     /// Returns what tells when the peer has closed its connection, or its sending side, although nothing is received.
     pub(super) fn leaving(&self) -> Leaving {
         match self {
-            Self::SmbDirect(connection, _) => Leaving::SmbDirect(connection.clone()),
+            Self::SmbDirect(client) => Leaving::SmbDirect(client.connection.clone()),
             Self::Tcp(source) => Leaving::Tcp(source.hang_up()),
         }
     }
@@ -262,12 +260,7 @@ impl Source {
     pub(super) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
         let side = Side::Client;
         let header = match self {
-            Self::SmbDirect(connection, _) => {
-                let message = connection.recv().await;
-                message
-                    .map_err(|error| Stop::of(side, &error))?
-                    .into_bytes()
-            }
+            Self::SmbDirect(client) => client.recv(side).await?.into_bytes(),
             Self::Tcp(source) => {
                 let header = source.take_proxy_header().await;
                 header.map_err(|fault| Stop::of_tcp(side, &fault))?
@@ -297,8 +290,6 @@ impl Leaving {
 pub(super) enum Sink {
     SmbDirect(Connection),
     Tcp(tcp::Sink),
-    /// A TCP connection to which another future sends the pieces of requests.
-    Queue(Queue),
 }
 
 impl Sink {
@@ -316,17 +307,4 @@ impl Sink {
             self.finish().await;
         }
     }
-
-    /// Returns the length in bytes of the longest message that can be sent.
-    pub(super) fn longest(&self) -> u32 {
-        match self {
-            Self::SmbDirect(connection) => longest(connection),
-            Self::Tcp(_) | Self::Queue(_) => MAX_MESSAGE_LENGTH,
-        }
-    }
-}
-
-/// Returns the length in bytes of the longest message that the peer of a connection takes.
-pub(super) fn longest(connection: &Connection) -> u32 {
-    connection.negotiated().max_fragmented_send_size
 }

@@ -13,15 +13,15 @@ use tokio::time::sleep;
 use tracing::{error, warn};
 
 use super::{
+    answers::Answers,
     counters::SessionTraffic,
     event::Event,
     exchange::Exchange,
-    forward::forward,
     live::Live,
-    peer::{Direction, Peer, Side, Sink, Source, Stop},
+    peer::{Peer, Side, Sink, Source, Stop},
     phase::{Phase, Phases},
     places::Place,
-    relay::Relay,
+    requests::Requests,
     servers::Seat,
     service::{Outgoing, Service},
     state::SessionState,
@@ -115,16 +115,11 @@ impl Session {
                 leaving.wait().await;
                 self.state.traffic.silence().await;
             });
-            let relay = |direction| Relay {
-                exchange: &exchange,
-                direction,
-            };
-            let answers = relay(Direction::ToClient);
-            let mut down = pin!(forward(answers, &mut from_server, &mut to_client));
-            let requests = relay(Direction::ToServer);
+            let (requests, answers) = (Requests(&exchange), Answers(&exchange));
+            let mut down = pin!(answers.forward(&mut from_server, &mut to_client));
             let (mut answers_go_on, mut has_left) = (true, false);
             let stop = tokio::select! {
-                stop = forward(requests, &mut from_client, &mut to_server) => stop,
+                stop = requests.forward(&mut from_client, &mut to_server) => stop,
                 stop = &mut down => {
                     answers_go_on = false;
                     stop
