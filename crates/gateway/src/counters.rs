@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::{
-    Refusal,
+    Refusal, slow,
     smb2::{Command, Flags, Header, Protocol},
 };
 use tokio::time::sleep;
@@ -45,8 +45,8 @@ pub(super) struct Traffic {
     waits: Waits,
     /// Times of all sessions.
     answer_times: AnswerTimes,
-    client_waits: Times,
-    window_waits: Times,
+    think_waits: Times,
+    network_waits: Times,
 }
 
 /// Messages forwarded in one direction.
@@ -127,7 +127,7 @@ impl SessionTraffic<'_> {
         }
         let now = arrived.unwrap_or_else(Instant::now);
         match direction {
-            Direction::ToServer => waits.asked(&header, now, &self.all.client_waits),
+            Direction::ToServer => waits.asked(&header, now, &self.all.think_waits),
             Direction::ToClient => waits.answered(&header, now, &self.all.answer_times),
         }
     }
@@ -144,10 +144,10 @@ impl SessionTraffic<'_> {
 
     /// Waits for a transfer to or from the client.
     pub(super) async fn window<T>(self, transfer: impl Future<Output = T>) -> T {
-        let times = Some(&self.all.window_waits);
+        let times = Some(&self.all.network_waits);
         self.session
             .waits
-            .during(Cause::Window, times, transfer)
+            .during(Cause::Network, times, transfer)
             .await
     }
 
@@ -221,8 +221,8 @@ impl Traffic {
     /// Returns the histograms of what sessions wait for, besides memory, with their causes.
     pub(super) const fn wait_times(&self) -> [(&'static str, &Times); 2] {
         [
-            ("client", &self.client_waits),
-            ("window", &self.window_waits),
+            (slow::Cause::Think.slug(), &self.think_waits),
+            (slow::Cause::Network.slug(), &self.network_waits),
         ]
     }
 

@@ -19,28 +19,28 @@ use smbdirect_smb::smb2::{Command, Header};
 
 use crate::times::{AnswerTimes, Times};
 
-/// What a session waits for. If it is several, the first of them counts.
+/// What a session waits for, by the names of [`smbdirect_smb::slow::Cause`]. If it is several, the first of them counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// Memory for messages, which `--memory` limits.
     Memory,
     /// The network to the client, or its window, which takes no more data or has not brought it.
-    Window,
+    Network,
     /// The server, which has a request without an answer.
     Server,
     /// The client, which asks for nothing.
-    Client,
+    Think,
 }
 
 /// The time that a session has waited since its first request, by what it has waited for.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Waited {
     /// Nothing was unanswered: the client asked for nothing.
-    pub client_seconds: f64,
+    pub think_seconds: f64,
     /// The server had requests, and none of the reasons below applied.
     pub server_seconds: f64,
     /// Data to or from the client waited for the network, for its window, or for send credits.
-    pub window_seconds: f64,
+    pub network_seconds: f64,
     /// Messages waited for memory of the gateway.
     pub memory_seconds: f64,
     /// Requests without an answer now.
@@ -90,11 +90,11 @@ impl State {
         if self.memory > 0 {
             Cause::Memory
         } else if self.window > 0 {
-            Cause::Window
+            Cause::Network
         } else if self.is_delivering || !self.requests.is_empty() {
             Cause::Server
         } else {
-            Cause::Client
+            Cause::Think
         }
     }
 
@@ -143,7 +143,7 @@ impl Waits {
         if state.requests.is_empty() {
             let is_first = state.since.is_none();
             let (cause, time) = state.count(now);
-            if cause == Cause::Client && !is_first {
+            if cause == Cause::Think && !is_first {
                 client.record(time);
             }
         }
@@ -225,9 +225,9 @@ impl Waits {
         }
         let seconds = |cause| state.spent[cause as usize].as_secs_f64();
         Some(Waited {
-            client_seconds: seconds(Cause::Client),
+            think_seconds: seconds(Cause::Think),
             server_seconds: seconds(Cause::Server),
-            window_seconds: seconds(Cause::Window),
+            network_seconds: seconds(Cause::Network),
             memory_seconds: seconds(Cause::Memory),
             unanswered: state.requests.len(),
         })
@@ -300,11 +300,11 @@ mod tests {
     #[test]
     fn the_cause_follows_from_the_state() {
         for (memory, window, delivering, requests, cause) in [
-            (0, 0, false, 0, Cause::Client),
+            (0, 0, false, 0, Cause::Think),
             (0, 0, false, 1, Cause::Server),
             (0, 0, true, 0, Cause::Server),
-            (0, 1, true, 1, Cause::Window),
-            (0, 1, false, 0, Cause::Window),
+            (0, 1, true, 1, Cause::Network),
+            (0, 1, false, 0, Cause::Network),
             (1, 0, false, 0, Cause::Memory),
             (2, 2, true, 1, Cause::Memory),
         ] {
@@ -349,31 +349,31 @@ mod tests {
         waits.answered(&read, Instant::now(), &times);
         assert_eq!(waits.lock().cause(), Cause::Server, "it is not forwarded");
         waits.delivered();
-        assert_eq!(waits.lock().cause(), Cause::Client);
+        assert_eq!(waits.lock().cause(), Cause::Think);
         assert_eq!(client.count(), 0, "nothing is before the first request");
         let later = Instant::now() + MS;
         waits.asked(&read, later, &client);
         waits.asked(&header(Command::READ, 2), later + MS, &client);
         assert_eq!(client.count(), 1, "while another is unanswered");
-        assert!(waits.waited().unwrap().client_seconds >= MS.as_secs_f64());
+        assert!(waits.waited().unwrap().think_seconds >= MS.as_secs_f64());
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_a_wait_that_does_not_end_immediately_is_recorded() {
         let (waits, window) = (Waits::default(), Times::default());
         waits
-            .during(Cause::Window, Some(&window), std::future::ready(()))
+            .during(Cause::Network, Some(&window), std::future::ready(()))
             .await;
         assert_eq!(window.count(), 0);
         waits
-            .during(Cause::Window, Some(&window), tokio::time::sleep(MS))
+            .during(Cause::Network, Some(&window), tokio::time::sleep(MS))
             .await;
         assert_eq!(window.count(), 1);
         let endless = waits.during(Cause::Memory, None, std::future::pending::<()>());
         assert!(tokio::time::timeout(MS, endless).await.is_err());
         assert_eq!(
             waits.lock().cause(),
-            Cause::Client,
+            Cause::Think,
             "a wait that was given up"
         );
     }

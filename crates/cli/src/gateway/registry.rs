@@ -212,9 +212,9 @@ impl Figures for Registry {
         let sessions = each(&services).flat_map(|(_, service)| service.sessions());
         let of = |session: SessionStatus| {
             let waited = session.waited.map(|waited| Waited {
-                client_seconds: waited.client_seconds,
+                think_seconds: waited.think_seconds,
                 server_seconds: waited.server_seconds,
-                window_seconds: waited.window_seconds,
+                network_seconds: waited.network_seconds,
                 memory_seconds: waited.memory_seconds,
                 unanswered: waited.unanswered,
             });

@@ -60,9 +60,9 @@ pub(crate) struct ConnectionStatus {
 /// The time of a session since its first request, by what it has waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Waited {
-    pub(crate) client_seconds: f64,
+    pub(crate) think_seconds: f64,
     pub(crate) server_seconds: f64,
-    pub(crate) window_seconds: f64,
+    pub(crate) network_seconds: f64,
     pub(crate) memory_seconds: f64,
     /// Requests without an answer now.
     pub(crate) unanswered: usize,

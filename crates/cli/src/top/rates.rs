@@ -58,9 +58,9 @@ impl WaitRate {
     fn of(before: &Waited, now: &Waited, seconds: f64) -> Self {
         let part = |of: fn(&Waited) -> f64| ((of(now) - of(before)) / seconds).max(0.0);
         Self {
-            client: part(|waited| waited.client_seconds),
+            client: part(|waited| waited.think_seconds),
             server: part(|waited| waited.server_seconds),
-            window: part(|waited| waited.window_seconds),
+            window: part(|waited| waited.network_seconds),
             memory: part(|waited| waited.memory_seconds),
         }
     }
@@ -219,7 +219,7 @@ pub(super) mod tests {
             }
         };
         let waited = Waited {
-            client_seconds: 2.0,
+            think_seconds: 2.0,
             server_seconds: 1.0,
             ..Waited::default()
         };

@@ -301,7 +301,7 @@ async fn what_a_session_waits_for_is_counted_and_shown_by_top() {
         assert!(row.contains(&format!(" {cause} ")), "{done:?}");
         done.stdout
     };
-    assert_eq!(seconds(&waited(), "client_seconds"), 0.0, "no request yet");
+    assert_eq!(seconds(&waited(), "think_seconds"), 0.0, "no request yet");
     top("think");
 
     let request = read(5, 0, 9, 0, &[]);
@@ -319,13 +319,13 @@ async fn what_a_session_waits_for_is_counted_and_shown_by_top() {
     assert!(shown.contains("no connection waits, except"), "{shown}");
     let answered = waited();
     assert_eq!(answered["unanswered"], 0);
-    assert!(seconds(&answered, "client_seconds") >= 0.2, "{answered}");
+    assert!(seconds(&answered, "think_seconds") >= 0.2, "{answered}");
 
     // The next request ends the time in which the client asked for nothing.
     client.send(&read(6, 0, 9, 0, &[])).await;
     server.receive().await.unwrap();
     let (_, text) = http(&address, "GET", "/metrics");
-    let name = "smbdirect_gateway_wait_seconds_count{cause=\"client\"}";
+    let name = "smbdirect_gateway_wait_seconds_count{cause=\"think\"}";
     assert_eq!(sample(&text, name), 1.0);
     gateway.terminate().succeeded();
 }
