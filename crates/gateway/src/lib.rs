@@ -9,52 +9,42 @@
 //!
 //! [`Service`] is the state of a gateway, and [`Gateway`] runs it. It reports [`Event`]s and prints nothing.
 //!
+//! | module | what it has |
+//! |---|---|
+//! | `daemon` | [`Gateway`], which accepts clients, checks servers and ends |
+//! | `session` | one session, and the [`Service`] that it belongs to |
+//! | `path` | what moves one message; it knows nothing of the two above |
+//! | `servers` | where a session goes, and the state of each server |
+//! | `admission` | who may come in |
+//! | `figures` | what is counted and timed |
+//! | `stop`, `phase`, `live`, `settings` | why a session ends, phases of the gateway, what a reload changes, and what it does not |
+//!
 //! `smbdirect_smb` decides how a message is translated; this package does the I/O. The gateway forwards messages whole
 //! and unchanged, except READ and WRITE where only one side has RDMA. Backpressure passes from one side to the other by
 //! TCP's window or SMB Direct's credits. Memory is bounded: `memory` limits requests and answers in flight, and
 //! [`connection_config`] limits the buffers of connections.
 #![forbid(unsafe_code)]
 
-mod admitted;
-mod answers;
-mod buffers;
-mod clients;
-mod connect;
-mod counters;
-mod event;
-mod exchange;
-mod gateway;
-mod health;
-mod incoming;
-mod listener;
+mod admission;
+mod daemon;
+mod figures;
 mod live;
-mod memory;
-mod peer;
+mod path;
 mod phase;
-mod places;
-mod proxy_header;
-mod queue;
-mod refused;
-mod requests;
 mod servers;
-mod service;
 mod session;
 mod settings;
-mod state;
-mod tcp;
-mod times;
-mod turned_away;
-mod waits;
+mod stop;
 
-pub use clients::{Clients, Remembered};
-pub use counters::Carried;
-pub use event::Event;
-pub use gateway::Gateway;
-pub use listener::ClientListener;
+pub use admission::clients::{Clients, Remembered};
+pub use admission::turned_away::SinceLastLine;
+pub use daemon::Gateway;
+pub use daemon::listener::ClientListener;
+pub use figures::counters::Carried;
+pub use figures::waits::Waited;
 pub use live::{Balance, Check, Live, Network};
 pub use servers::{ServerStatus, state::Seen};
-pub use service::Service;
+pub use session::event::Event;
+pub use session::service::Service;
+pub use session::state::SessionStatus;
 pub use settings::{ClientAddress, Protocol, Settings, connection_config};
-pub use state::SessionStatus;
-pub use turned_away::SinceLastLine;
-pub use waits::Waited;

@@ -83,13 +83,13 @@ impl Live {
     }
 
     /// Returns whether a client with this address is permitted.
-    pub(super) fn permits(&self, client: IpAddr) -> bool {
+    pub(crate) fn permits(&self, client: IpAddr) -> bool {
         let is_in = |networks: &[Network]| networks.iter().any(|network| network.contains(client));
         (self.allow.is_empty() || is_in(&self.allow)) && !is_in(&self.deny)
     }
 
     /// Returns whether connections from this address begin with a header of the PROXY protocol.
-    pub(super) fn trusts_proxy(&self, peer: IpAddr) -> bool {
+    pub(crate) fn trusts_proxy(&self, peer: IpAddr) -> bool {
         self.trusted_proxies
             .iter()
             .any(|network| network.contains(peer))

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 /// The state of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     Serving,
     /// Another process accepts the clients that come now, and sessions go on.
     Succeeded,
@@ -16,16 +16,16 @@ pub(super) enum Phase {
 
 /// The current phase, as sessions see it.
 #[derive(Clone, Debug)]
-pub(super) struct Phases(pub(super) watch::Receiver<Phase>);
+pub(crate) struct Phases(pub(crate) watch::Receiver<Phase>);
 
 impl Phases {
     /// Returns whether the gateway has reached this phase.
-    pub(super) fn has_reached(&self, phase: Phase) -> bool {
+    pub(crate) fn has_reached(&self, phase: Phase) -> bool {
         *self.0.borrow() >= phase
     }
 
     /// Waits until the gateway has reached this phase.
-    pub(super) async fn reached(&self, phase: Phase) {
+    pub(crate) async fn reached(&self, phase: Phase) {
         let mut phases = self.0.clone();
         // The result holds a lock, so it is dropped immediately.
         let _ = phases.wait_for(|&now| now >= phase).await;

@@ -1,6 +1,6 @@
 //! The servers of a gateway: which of them take clients, and which one a client goes to.
 
-pub(super) mod state;
+pub(crate) mod state;
 
 use std::{
     collections::HashMap,
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use smbdirect_transport::Address;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
-use super::{
-    clients::{ClientKey, Clients, Presence, Shared},
+use crate::{
+    admission::clients::{ClientKey, Clients, Presence, Shared},
     live::{Balance, Check},
 };
 use state::{Change, Checked, NewClients, Seen, State};
@@ -26,7 +26,7 @@ const LEAST_WEIGHT: f64 = 0.05;
 
 /// The servers of a gateway.
 #[derive(Debug, Default)]
-pub(super) struct Servers {
+pub(crate) struct Servers {
     list: Mutex<Vec<Listed>>,
     /// Servers that the settings had before, while they have sessions. They are still checked.
     leaving: Mutex<Vec<Listed>>,
@@ -63,9 +63,9 @@ impl Drop for Listed {
 
 /// One server.
 #[derive(Debug)]
-pub(super) struct Server {
-    pub(super) address: Address,
-    pub(super) name: String,
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    pub(crate) name: String,
     sessions: AtomicU64,
     /// Answers to sessions, which are signs of life.
     answers: AtomicU64,
@@ -104,11 +104,11 @@ pub struct ServerStatus {
 
 /// The connection of one client to one server. A drop ends it.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(crate) struct Seat {
     servers: Arc<Servers>,
-    pub(super) server: Arc<Server>,
+    pub(crate) server: Arc<Server>,
     /// Whether the client has other connections to this server.
-    pub(super) has_others: bool,
+    pub(crate) has_others: bool,
     /// The client, and its ClientGuid if that was known later.
     keys: Mutex<Vec<(ClientKey, Presence)>>,
 }
@@ -119,7 +119,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Servers {
     /// Creates an empty list, whose clients these are.
-    pub(super) fn of(clients: Arc<Clients>) -> Self {
+    pub(crate) fn of(clients: Arc<Clients>) -> Self {
         Self {
             clients,
             ..Self::default()
@@ -128,7 +128,7 @@ impl Servers {
 
     /// Sets the servers, and how they are checked: `start` starts the task that checks a server. A server that stays
     /// keeps its state, and its sessions go on. One that does not stay is checked while it has sessions.
-    pub(super) fn set(
+    pub(crate) fn set(
         &self,
         addresses: &[Address],
         check: Option<Check>,
@@ -182,20 +182,20 @@ impl Servers {
     }
 
     /// Returns whether there is only one server, also of those that leave, so that nothing needs to be known about a client.
-    pub(super) fn is_one(&self) -> bool {
+    pub(crate) fn is_one(&self) -> bool {
         let list = lock(&self.list);
         list.len() == 1 && lock(&self.leaving).is_empty()
     }
 
     /// Returns whether a server takes new clients.
-    pub(super) fn is_any_up(&self) -> bool {
+    pub(crate) fn is_any_up(&self) -> bool {
         lock(&self.list)
             .iter()
             .any(|listed| listed.server.new_clients() == NewClients::Yes)
     }
 
     /// Returns the state of each server.
-    pub(super) fn status(&self) -> Vec<ServerStatus> {
+    pub(crate) fn status(&self) -> Vec<ServerStatus> {
         lock(&self.list)
             .iter()
             .map(|listed| listed.server.status())
@@ -204,7 +204,7 @@ impl Servers {
 
     /// Assumes the health that another process has found, until checks find something else. A server that is not checked
     /// here is up.
-    pub(super) fn assume(&self, states: &[ServerStatus]) {
+    pub(crate) fn assume(&self, states: &[ServerStatus]) {
         let list = lock(&self.list);
         for listed in list.iter() {
             let is_of = |status: &&ServerStatus| status.server == listed.server.name;
@@ -215,12 +215,12 @@ impl Servers {
     }
 
     /// Forgets the connections at a server, because its sessions end, so that their clients go elsewhere if it is drained.
-    pub(super) fn release(&self, name: &str) {
+    pub(crate) fn release(&self, name: &str) {
         self.clients.lock().release(name);
     }
 
     /// Has the server with this name take no new clients, or take them again. Returns whether there is one.
-    pub(super) fn set_drained(&self, name: &str, is_drained: bool) -> bool {
+    pub(crate) fn set_drained(&self, name: &str, is_drained: bool) -> bool {
         let list = lock(&self.list);
         let found = list.iter().find(|listed| listed.server.name == name);
         if let Some(listed) = found {
@@ -231,7 +231,7 @@ impl Servers {
 
     /// Returns a seat for a client: at the server where it has connections or was last, or else at the one whose turn
     /// it is. Servers in `failed` are left out. `None` if no server takes the client.
-    pub(super) fn seat(
+    pub(crate) fn seat(
         self: &Arc<Self>,
         balance: Balance,
         key: ClientKey,
@@ -327,7 +327,7 @@ impl Server {
     }
 
     /// Returns whether an administrator wants that it takes no new clients.
-    pub(super) fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.shared.is_drained.load(Relaxed)
     }
 
@@ -342,7 +342,7 @@ impl Server {
     }
 
     /// Notes that a session has connected to it.
-    pub(super) fn is_reached(&self) {
+    pub(crate) fn is_reached(&self) {
         self.state.send_if_modified(|state| {
             state.is_known = true;
             false
@@ -350,12 +350,12 @@ impl Server {
     }
 
     /// Counts an answer to a session.
-    pub(super) fn has_answered(&self) {
+    pub(crate) fn has_answered(&self) {
         self.answers.fetch_add(1, Relaxed);
     }
 
     /// Returns the number of answers to its sessions.
-    pub(super) fn answers(&self) -> u64 {
+    pub(crate) fn answers(&self) -> u64 {
         self.answers.load(Relaxed)
     }
 
@@ -389,7 +389,7 @@ impl Server {
     }
 
     /// Records the result of a check. Returns what changes by it.
-    pub(super) fn checked(&self, check: &Check, checked: Checked) -> Vec<Change> {
+    pub(crate) fn checked(&self, check: &Check, checked: Checked) -> Vec<Change> {
         if let Some(seen) = checked.seen {
             self.checks[seen as usize].fetch_add(1, Relaxed);
         }
@@ -402,7 +402,7 @@ impl Server {
     }
 
     /// Waits until the server is given up.
-    pub(super) async fn given_up(&self) {
+    pub(crate) async fn given_up(&self) {
         let mut state = self.state.subscribe();
         // The sender lives as long as this value.
         let _ = state.wait_for(|state| state.is_given_up).await;
@@ -425,7 +425,7 @@ impl Server {
 
 impl Seat {
     /// Adds what the client is recognised by as well. A client that has connections to another server keeps them.
-    pub(super) fn add_key(&self, key: ClientKey) {
+    pub(crate) fn add_key(&self, key: ClientKey) {
         let list = lock(&self.servers.list);
         let mut clients = self.servers.clients.lock();
         let is_of_service = |name: &str| list.iter().any(|listed| listed.server.name == name);

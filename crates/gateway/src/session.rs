@@ -1,5 +1,11 @@
 //! One accepted connection, and the connection to the server that belongs to it.
 
+pub(crate) mod connect;
+pub(crate) mod event;
+pub(crate) mod places;
+pub(crate) mod service;
+pub(crate) mod state;
+
 use std::{
     net::SocketAddr,
     pin::pin,
@@ -12,19 +18,24 @@ use smbdirect_transport::NegotiatedReport;
 use tokio::time::sleep;
 use tracing::{error, warn};
 
-use super::{
-    answers::Answers,
-    counters::SessionTraffic,
-    event::Event,
-    exchange::Exchange,
+use crate::{
+    figures::counters::SessionTraffic,
     live::Live,
-    peer::{Peer, Side, Sink, Source, Stop},
+    path::{
+        answers::Answers,
+        exchange::Exchange,
+        peer::{Peer, Sink, Source},
+        requests::Requests,
+    },
     phase::{Phase, Phases},
-    places::Place,
-    requests::Requests,
     servers::Seat,
-    service::{Outgoing, Service},
-    state::SessionState,
+    session::{
+        event::Event,
+        places::Place,
+        service::{Outgoing, Service},
+        state::SessionState,
+    },
+    stop::{Side, Stop},
 };
 
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
@@ -37,29 +48,29 @@ const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const QUIET_POLLS: u32 = 5;
 
 /// One accepted connection, and the connection to the server that belongs to it.
-pub(super) struct Session {
-    pub(super) state: Arc<SessionState>,
-    pub(super) place: Place,
+pub(crate) struct Session {
+    pub(crate) state: Arc<SessionState>,
+    pub(crate) place: Place,
     /// The address that the connection comes from: that of the client, or of its proxy.
-    pub(super) peer: SocketAddr,
-    pub(super) service: Arc<Service>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) service: Arc<Service>,
     /// The settings when the session began.
-    pub(super) live: Arc<Live>,
-    pub(super) phases: Phases,
+    pub(crate) live: Arc<Live>,
+    pub(crate) phases: Phases,
 }
 
 /// The connection to a server, and the seat there.
-pub(super) struct Connected {
-    pub(super) server: Peer,
-    pub(super) seat: Seat,
+pub(crate) struct Connected {
+    pub(crate) server: Peer,
+    pub(crate) seat: Seat,
     /// Whether the client may still tell its ClientGuid, because it has begun with SMB1.
-    pub(super) is_unknown: bool,
-    pub(super) _outgoing: Outgoing,
+    pub(crate) is_unknown: bool,
+    pub(crate) _outgoing: Outgoing,
 }
 
 impl Session {
     /// Forwards messages until either side ends.
-    pub(super) async fn carry(&mut self, client: Peer) -> Stop {
+    pub(crate) async fn carry(&mut self, client: Peer) -> Stop {
         if let Err(stop) = client.prepare(Side::Client, &self.service.settings.config) {
             return stop;
         }
@@ -261,7 +272,7 @@ impl Session {
     }
 
     /// Gives the place back, and reports the end of the session.
-    pub(super) fn report_closed(self, stop: &Stop) {
+    pub(crate) fn report_closed(self, stop: &Stop) {
         let counters = &self.service.counters;
         counters.ended(stop);
         let ok = matches!(

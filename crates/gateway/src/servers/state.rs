@@ -128,11 +128,11 @@ pub(crate) struct State {
     /// What decides.
     pub(crate) seen: Seen,
     /// Checks in a row that contradict whether the server answers.
-    pub(super) contrary: u32,
+    pub(crate) contrary: u32,
     /// Checks in a row without any sign of life, from the server or to its sessions.
-    pub(super) lifeless: u32,
+    pub(crate) lifeless: u32,
     /// The answers to its sessions when the last check began, if that saw no sign of life.
-    pub(super) answers: Option<u64>,
+    pub(crate) answers: Option<u64>,
     pub(crate) is_given_up: bool,
     /// Whether anything is known. If not, the first check alone decides about new clients.
     pub(crate) is_known: bool,

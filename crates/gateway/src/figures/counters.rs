@@ -15,26 +15,28 @@ use smbdirect_smb::{
 use tokio::time::sleep;
 
 use crate::{
-    peer::{Direction, Side, Stop},
-    refused::Refused,
-    times::{AnswerTimes, Times},
-    waits::{Cause, Waited, Waits},
+    admission::refused::Refused,
+    figures::{
+        times::{AnswerTimes, Times},
+        waits::{Cause, Waited, Waits},
+    },
+    stop::{Direction, Side, Stop},
 };
 
 /// The counters of a gateway.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     /// Sessions that ended by a fault.
-    pub(super) failed: AtomicU64,
+    pub(crate) failed: AtomicU64,
     turned_away: ByCause<4>,
     ended: ByCause<10>,
     refused: ByCause<9>,
-    pub(super) traffic: Traffic,
+    pub(crate) traffic: Traffic,
 }
 
 /// The traffic of one session, or of all sessions.
 #[derive(Debug, Default)]
-pub(super) struct Traffic {
+pub(crate) struct Traffic {
     to_server: Forwarded,
     to_client: Forwarded,
     read_by_rdma: Moved,
@@ -76,9 +78,9 @@ struct Moved {
 
 /// The traffic of a session together with that of all sessions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SessionTraffic<'a> {
-    pub(super) session: &'a Traffic,
-    pub(super) all: &'a Traffic,
+pub(crate) struct SessionTraffic<'a> {
+    pub(crate) session: &'a Traffic,
+    pub(crate) all: &'a Traffic,
 }
 
 impl SessionTraffic<'_> {
@@ -89,7 +91,7 @@ impl SessionTraffic<'_> {
     }
 
     /// Counts a message by its length as forwarded, including the data that moved by RDMA for it.
-    pub(super) fn forwarded(self, direction: Direction, length: usize) {
+    pub(crate) fn forwarded(self, direction: Direction, length: usize) {
         for traffic in [self.session, self.all] {
             let forwarded = traffic.in_direction(direction);
             forwarded.messages.fetch_add(1, Relaxed);
@@ -99,7 +101,7 @@ impl SessionTraffic<'_> {
 
     /// Recognises two kinds of message by their first bytes: a request that has no answer, and a message of the
     /// server that is not the final answer to a request. All others are timed: from when they arrived, or now.
-    pub(super) fn received(self, direction: Direction, head: &[u8], arrived: Option<Instant>) {
+    pub(crate) fn received(self, direction: Direction, head: &[u8], arrived: Option<Instant>) {
         let waits = &self.session.waits;
         let Ok(header) = Header::decode(head) else {
             if matches!(
@@ -133,17 +135,17 @@ impl SessionTraffic<'_> {
     }
 
     /// Notes that the message of the server that was received last was forwarded.
-    pub(super) fn delivered(self) {
+    pub(crate) fn delivered(self) {
         self.session.waits.delivered();
     }
 
     /// Waits for memory.
-    pub(super) async fn memory<T>(self, memory: impl Future<Output = T>) -> T {
+    pub(crate) async fn memory<T>(self, memory: impl Future<Output = T>) -> T {
         self.session.waits.during(Cause::Memory, None, memory).await
     }
 
     /// Waits for a transfer to or from the client.
-    pub(super) async fn window<T>(self, transfer: impl Future<Output = T>) -> T {
+    pub(crate) async fn window<T>(self, transfer: impl Future<Output = T>) -> T {
         let times = Some(&self.all.network_waits);
         self.session
             .waits
@@ -152,7 +154,7 @@ impl SessionTraffic<'_> {
     }
 
     /// Counts the data of a READ that moved by RDMA, if there was any.
-    pub(super) fn read_by_rdma(self, length: usize) {
+    pub(crate) fn read_by_rdma(self, length: usize) {
         self.add(
             |traffic| &traffic.read_by_rdma.requests,
             u64::from(length > 0),
@@ -161,7 +163,7 @@ impl SessionTraffic<'_> {
     }
 
     /// Counts the data of a WRITE that moved by RDMA, if there was any.
-    pub(super) fn written_by_rdma(self, length: usize) {
+    pub(crate) fn written_by_rdma(self, length: usize) {
         self.add(
             |traffic| &traffic.written_by_rdma.requests,
             u64::from(length > 0),
@@ -170,12 +172,12 @@ impl SessionTraffic<'_> {
     }
 
     /// Counts a message of the client that was forwarded unchanged.
-    pub(super) fn passed(self) {
+    pub(crate) fn passed(self) {
         self.add(|traffic| &traffic.requests_passed, 1);
     }
 
     /// Counts a message of the client that was refused.
-    pub(super) fn refused(self) {
+    pub(crate) fn refused(self) {
         self.add(|traffic| &traffic.requests_refused, 1);
     }
 }
@@ -196,13 +198,13 @@ impl Traffic {
 
     /// Returns whether the server has answered as many requests as it received. The contents of encrypted
     /// messages are unknown, so each of them counts as a request or an answer.
-    pub(super) fn is_answered(&self) -> bool {
+    pub(crate) fn is_answered(&self) -> bool {
         let requests = self.to_server.paired();
         self.to_client.paired() >= requests
     }
 
     /// Waits until no message has gone to the client for [`ANSWER_TIMEOUT`].
-    pub(super) async fn silence(&self) {
+    pub(crate) async fn silence(&self) {
         let answers = &self.to_client.messages;
         loop {
             let before = answers.load(Relaxed);
@@ -214,19 +216,19 @@ impl Traffic {
     }
 
     /// Returns what the session has waited for; `None` if its messages cannot be recognised.
-    pub(super) fn waited(&self) -> Option<Waited> {
+    pub(crate) fn waited(&self) -> Option<Waited> {
         self.waits.waited()
     }
 
     /// Returns the histograms of what sessions wait for, besides memory, with their causes.
-    pub(super) const fn wait_times(&self) -> [(&'static str, &Times); 2] {
+    pub(crate) const fn wait_times(&self) -> [(&'static str, &Times); 2] {
         [
             (slow::Cause::Think.slug(), &self.think_waits),
             (slow::Cause::Network.slug(), &self.network_waits),
         ]
     }
 
-    pub(super) fn carried(&self) -> Carried {
+    pub(crate) fn carried(&self) -> Carried {
         let now = |counter: &AtomicU64| counter.load(Relaxed);
         Carried {
             messages_to_server: now(&self.to_server.messages),
@@ -373,7 +375,7 @@ impl Default for Counters {
 
 impl Counters {
     /// Counts the end of a session.
-    pub(super) fn ended(&self, stop: &Stop) {
+    pub(crate) fn ended(&self, stop: &Stop) {
         self.ended.count(match stop {
             Stop::Closed(Side::Client) => "closed_by_client",
             Stop::Closed(Side::Server) => "closed_by_server",
@@ -392,7 +394,7 @@ impl Counters {
     }
 
     /// Counts a client that is turned away.
-    pub(super) fn turn_away(&self, why: &Refused) {
+    pub(crate) fn turn_away(&self, why: &Refused) {
         self.turned_away.count(match why {
             Refused::TooMany(_) | Refused::TooManyForMemory(_) => "too_many",
             Refused::TooManyOfClient(_) => "too_many_of_client",
@@ -402,7 +404,7 @@ impl Counters {
     }
 
     /// Returns the number of clients that were turned away.
-    pub(super) fn turned_away(&self) -> u64 {
+    pub(crate) fn turned_away(&self) -> u64 {
         self.turned_away
             .counts
             .iter()
@@ -412,7 +414,7 @@ impl Counters {
 
     /// Returns the metrics of sessions, of which there were `total`, `open` are open and `most` may be open at the
     /// same time, and of traffic.
-    pub(super) fn families(&self, (total, open, most): (u64, u64, u64)) -> Vec<Family> {
+    pub(crate) fn families(&self, (total, open, most): (u64, u64, u64)) -> Vec<Family> {
         let gauge = |name, help, value: u64| Family::single(name, help, Kind::Gauge, value as f64);
         let mut families = vec![
             Family::single(

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use smbdirect_transport::NegotiatedReport;
 
-use crate::{counters::Carried, servers::state::Seen, turned_away::SinceLastLine};
+use crate::{
+    admission::turned_away::SinceLastLine, figures::counters::Carried, servers::state::Seen,
+};
 
 /// An event of a running gateway.
 #[derive(Debug, Serialize)]

@@ -12,26 +12,25 @@ use smbdirect::{Connection, Incoming};
 use smbdirect_transport::canonical;
 use tracing::{Instrument, debug, info, info_span};
 
-use super::{
-    listener::{Accepted, Client},
-    peer::{Peer, Stop},
+use crate::{
+    admission::refused::Refused,
+    daemon::listener::{Accepted, Client},
+    path::peer::Peer,
     phase::{Phase, Phases},
-    refused::Refused,
-    service::Service,
-    session::Session,
-    state::SessionState,
+    session::{Session, service::Service, state::SessionState},
+    stop::Stop,
 };
 
 /// A client that has a place.
-pub(super) struct Admitted {
-    pub(super) client: Client,
-    pub(super) service: Arc<Service>,
-    pub(super) phases: Phases,
+pub(crate) struct Admitted {
+    pub(crate) client: Client,
+    pub(crate) service: Arc<Service>,
+    pub(crate) phases: Phases,
 }
 
 impl Admitted {
     /// Negotiates SMB Direct, and runs the session. Each log line of the session names it.
-    pub(super) async fn run(self) {
+    pub(crate) async fn run(self) {
         let Self {
             client,
             service,

@@ -18,12 +18,15 @@ use smbdirect_smb::{
 };
 
 use crate::{
-    buffers::CHUNK,
-    exchange::Exchange,
-    incoming::{self, Incoming, failed},
-    memory::Grant,
-    peer::{Direction, Side, Sink, Source, Stop},
-    tcp,
+    path::{
+        buffers::CHUNK,
+        exchange::Exchange,
+        incoming::{self, Incoming, failed},
+        memory::Grant,
+        peer::{Sink, Source},
+        tcp,
+    },
+    stop::{Direction, Side, Stop},
 };
 
 /// Maximum number of chunks in flight to the client, so that one is read while others are sent.
@@ -31,12 +34,12 @@ const MAX_CHUNKS_IN_FLIGHT: usize = 8;
 
 /// The direction from the server to the client.
 #[derive(Clone, Copy)]
-pub(super) struct Answers<'a>(pub(super) &'a Exchange<'a>);
+pub(crate) struct Answers<'a>(pub(crate) &'a Exchange<'a>);
 
 impl Answers<'_> {
     /// Forwards answers until one side ends. Every complete answer that the server sent before its end is sent to the
     /// client.
-    pub(super) async fn forward(self, from: &mut Source, to: &mut Sink) -> Stop {
+    pub(crate) async fn forward(self, from: &mut Source, to: &mut Sink) -> Stop {
         let Err(stop) = self.forward_all(from, to).await;
         stop
     }

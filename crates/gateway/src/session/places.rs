@@ -10,16 +10,18 @@ use std::{
     time::Instant,
 };
 
-use super::{
+use crate::{
+    admission::{
+        refused::Refused,
+        turned_away::{SinceLastLine, TurnedAway},
+    },
     live::Live,
-    refused::Refused,
-    state::SessionState,
-    turned_away::{SinceLastLine, TurnedAway},
+    session::state::SessionState,
 };
 
 /// The places of a gateway.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(crate) struct Places {
     taken: Mutex<Taken>,
     /// The number of sessions that the memory is enough for.
     affordable: u64,
@@ -38,19 +40,19 @@ struct Taken {
 
 /// The place of one client. A drop gives it back.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     places: Arc<Places>,
     client: IpAddr,
     session: Option<u64>,
     /// The settings that it was given by.
-    pub(super) live: Arc<Live>,
+    pub(crate) live: Arc<Live>,
     /// When the client connected.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
 }
 
 impl Places {
     /// Returns places for at most this number of sessions.
-    pub(super) fn new(affordable: u64) -> Self {
+    pub(crate) fn new(affordable: u64) -> Self {
         Self {
             taken: Mutex::default(),
             affordable,
@@ -59,7 +61,7 @@ impl Places {
     }
 
     /// Numbers the sessions after this number.
-    pub(super) fn numbered_after(self, before: u64) -> Self {
+    pub(crate) fn numbered_after(self, before: u64) -> Self {
         let mut taken = self.taken();
         (taken.before, taken.last_id) = (before, before);
         drop(taken);
@@ -67,7 +69,7 @@ impl Places {
     }
 
     /// Returns the largest number of sessions with these settings.
-    pub(super) fn most(&self, live: &Live) -> u64 {
+    pub(crate) fn most(&self, live: &Live) -> u64 {
         live.max_connections.min(self.affordable)
     }
 
@@ -92,7 +94,7 @@ impl Places {
     ///
     /// # Errors
     /// The client is turned away.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         live: &Arc<Live>,
         peer: SocketAddr,
@@ -120,28 +122,28 @@ impl Places {
     }
 
     /// Returns the sessions that are open, in the order of their beginning.
-    pub(super) fn sessions(&self) -> Vec<Arc<SessionState>> {
+    pub(crate) fn sessions(&self) -> Vec<Arc<SessionState>> {
         self.taken().sessions.values().cloned().collect()
     }
 
     /// Returns the number of sessions that are open.
-    pub(super) fn open(&self) -> u64 {
+    pub(crate) fn open(&self) -> u64 {
         self.taken().sessions.len() as u64
     }
 
     /// Returns the number of sessions so far.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         let taken = self.taken();
         taken.last_id - taken.before
     }
 
     /// Returns the number of the last session.
-    pub(super) fn last_id(&self) -> u64 {
+    pub(crate) fn last_id(&self) -> u64 {
         self.taken().last_id
     }
 
     /// Counts a client that is turned away. Returns what its line in the log says; `None` if there should be no line.
-    pub(super) fn count_turned_away(&self, client: IpAddr) -> Option<SinceLastLine> {
+    pub(crate) fn count_turned_away(&self, client: IpAddr) -> Option<SinceLastLine> {
         let turned_away = self.turned_away.lock();
         let mut turned_away = turned_away.unwrap_or_else(PoisonError::into_inner);
         turned_away.count(client, Instant::now())
@@ -175,7 +177,7 @@ impl Place {
     ///
     /// # Errors
     /// Meanwhile too many others have begun.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         live: &Live,
         state: impl FnOnce(u64) -> SessionState,
@@ -194,7 +196,7 @@ impl Place {
     ///
     /// # Errors
     /// The client is turned away.
-    pub(super) fn of_client(&mut self, live: &Live, client: IpAddr) -> Result<(), Refused> {
+    pub(crate) fn of_client(&mut self, live: &Live, client: IpAddr) -> Result<(), Refused> {
         if !live.permits(client) {
             return Err(Refused::Address);
         }
@@ -207,7 +209,7 @@ impl Place {
     }
 
     /// Ends the session, and returns the number of those that are still open.
-    pub(super) fn end(mut self) -> u64 {
+    pub(crate) fn end(mut self) -> u64 {
         let mut taken = self.places.taken();
         if let Some(id) = self.session.take() {
             taken.sessions.remove(&id);

@@ -9,23 +9,25 @@ use std::{
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::{
-    counters::{Carried, Traffic},
-    memory::Holding,
-    waits::Waited,
+use crate::{
+    figures::{
+        counters::{Carried, Traffic},
+        waits::Waited,
+    },
+    path::memory::Holding,
 };
 
 /// The part of a session that others see.
 #[derive(Debug)]
-pub(super) struct SessionState {
-    pub(super) id: u64,
+pub(crate) struct SessionState {
+    pub(crate) id: u64,
     /// Both ends of the connection that was accepted, the other end first.
-    pub(super) ends: Option<(SocketAddr, SocketAddr)>,
+    pub(crate) ends: Option<(SocketAddr, SocketAddr)>,
     /// When the client connected.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
     /// The time that the client took to connect and negotiate SMB Direct.
-    pub(super) negotiated: Duration,
-    pub(super) traffic: Traffic,
+    pub(crate) negotiated: Duration,
+    pub(crate) traffic: Traffic,
     peers: Mutex<Peers>,
     holding: OnceLock<[Holding; 2]>,
     is_ending: watch::Sender<bool>,
@@ -68,7 +70,7 @@ pub struct SessionStatus {
 }
 
 impl SessionState {
-    pub(super) fn new(
+    pub(crate) fn new(
         id: u64,
         client: SocketAddr,
         here: Option<SocketAddr>,
@@ -99,31 +101,31 @@ impl SessionState {
     }
 
     /// Returns the address of the client.
-    pub(super) fn client(&self) -> SocketAddr {
+    pub(crate) fn client(&self) -> SocketAddr {
         self.peers().client
     }
 
-    pub(super) fn set_client(&self, client: SocketAddr) {
+    pub(crate) fn set_client(&self, client: SocketAddr) {
         self.peers().client = client;
     }
 
     /// Returns the server, and the time that connecting to it took.
-    pub(super) fn server(&self) -> (Option<String>, Duration) {
+    pub(crate) fn server(&self) -> (Option<String>, Duration) {
         let peers = self.peers();
         (peers.server.clone(), peers.connected)
     }
 
     /// Notes the server that is to be connected.
-    pub(super) fn choose(&self, server: &str) {
+    pub(crate) fn choose(&self, server: &str) {
         self.peers().choice = Some(server.to_owned());
     }
 
     /// Returns whether the session is at this server, or is being connected to it.
-    pub(super) fn is_for(&self, server: &str) -> bool {
+    pub(crate) fn is_for(&self, server: &str) -> bool {
         self.peers().choice.as_deref() == Some(server)
     }
 
-    pub(super) fn set_server(&self, server: &str, upstream: SocketAddr, connected: Duration) {
+    pub(crate) fn set_server(&self, server: &str, upstream: SocketAddr, connected: Duration) {
         let mut peers = self.peers();
         peers.server = Some(server.to_owned());
         peers.upstream = Some(upstream);
@@ -131,28 +133,28 @@ impl SessionState {
     }
 
     /// Notes the numbers of the SMB Direct connections to the client and to the server.
-    pub(super) fn set_connections(&self, connections: [Option<u64>; 2]) {
+    pub(crate) fn set_connections(&self, connections: [Option<u64>; 2]) {
         self.peers().connections = connections;
     }
 
-    pub(super) fn set_holding(&self, holding: [Holding; 2]) {
+    pub(crate) fn set_holding(&self, holding: [Holding; 2]) {
         // A session sets it once.
         let _ = self.holding.set(holding);
     }
 
     /// Ends the session.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.is_ending.send_replace(true);
     }
 
     /// Waits until another task ends the session.
-    pub(super) async fn ended(&self) {
+    pub(crate) async fn ended(&self) {
         let mut is_ending = self.is_ending.subscribe();
         // The sender lives as long as this value.
         let _ = is_ending.wait_for(|&is_ending| is_ending).await;
     }
 
-    pub(super) fn status(&self) -> SessionStatus {
+    pub(crate) fn status(&self) -> SessionStatus {
         let peers = self.peers().clone();
         let held = self.holding.get().into_iter().flatten();
         SessionStatus {

@@ -17,11 +17,11 @@ use std::{
 use serde::Serialize;
 use smbdirect_smb::smb2::{Command, Header};
 
-use crate::times::{AnswerTimes, Times};
+use crate::figures::times::{AnswerTimes, Times};
 
 /// What a session waits for, by the names of [`smbdirect_smb::slow::Cause`]. If it is several, the first of them counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// Memory for messages, which `--memory` limits.
     Memory,
     /// The network to the client, or its window, which takes no more data or has not brought it.
@@ -49,7 +49,7 @@ pub struct Waited {
 
 /// The unanswered requests of one session, and what it waits for.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     state: Mutex<State>,
     /// A copy of [`State::is_delivering`], so that the answers to other requests need no lock.
     is_delivering: AtomicBool,
@@ -133,12 +133,12 @@ impl Waits {
     }
 
     /// Notes that the messages of the session cannot be recognised.
-    pub(super) fn set_opaque(&self) {
+    pub(crate) fn set_opaque(&self) {
         self.is_opaque.store(true, Relaxed);
     }
 
     /// Notes a request that has an answer, and records in `client` how long the client asked for nothing before it.
-    pub(super) fn asked(&self, request: &Header, now: Instant, client: &Times) {
+    pub(crate) fn asked(&self, request: &Header, now: Instant, client: &Times) {
         let mut state = self.lock();
         if state.requests.is_empty() {
             let is_first = state.since.is_none();
@@ -157,7 +157,7 @@ impl Waits {
     }
 
     /// Notes the beginning of the final answer to a request, and records its time.
-    pub(super) fn answered(&self, answer: &Header, now: Instant, times: &AnswerTimes) {
+    pub(crate) fn answered(&self, answer: &Header, now: Instant, times: &AnswerTimes) {
         let mut state = self.lock();
         let Some(request) = state.take(answer.message_id) else {
             return;
@@ -172,7 +172,7 @@ impl Waits {
     }
 
     /// Notes that the message of the server that has arrived last was forwarded.
-    pub(super) fn delivered(&self) {
+    pub(crate) fn delivered(&self) {
         if !self.is_delivering.load(Relaxed) {
             return;
         }
@@ -185,7 +185,7 @@ impl Waits {
     }
 
     /// Waits for `future`, for this cause. A wait that does not end immediately is recorded in `times`, if there are any.
-    pub(super) async fn during<T>(
+    pub(crate) async fn during<T>(
         &self,
         cause: Cause,
         times: Option<&Times>,
@@ -215,7 +215,7 @@ impl Waits {
     }
 
     /// Returns the time so far; `None` if messages of the session cannot be recognised.
-    pub(super) fn waited(&self) -> Option<Waited> {
+    pub(crate) fn waited(&self) -> Option<Waited> {
         if self.is_opaque.load(Relaxed) {
             return None;
         }

@@ -20,15 +20,14 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{
-    event::Event,
+use crate::{
     live::{Check, Live},
-    peer::Peer,
+    path::peer::Peer,
     servers::{
         Server, ServerStatus,
         state::{Change, Checked, Seen},
     },
-    service::Service,
+    session::{event::Event, service::Service},
 };
 
 /// Maximum number of bytes of the answer to NEGOTIATE. It has a few hundred.
@@ -53,7 +52,7 @@ impl Service {
     }
 
     /// Begins to check the servers of the settings.
-    pub(super) fn begin_checks(self: &Arc<Self>) {
+    pub(crate) fn begin_checks(self: &Arc<Self>) {
         let live = self.live();
         self.servers
             .set(&live.servers, live.check, |server, check| {

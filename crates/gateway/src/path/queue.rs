@@ -3,10 +3,10 @@
 use smbdirect::{Message, Reading};
 use tokio::sync::mpsc;
 
-use crate::memory::Grant;
+use crate::path::memory::Grant;
 
 /// A piece of the stream to a TCP server.
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// A message of this many bytes begins.
     Begin(usize),
     /// Bytes of the message, with the memory that they hold.
@@ -16,11 +16,11 @@ pub(super) enum Piece {
 }
 
 /// The pieces that wait to be sent to a TCP server.
-pub(super) struct Queue(pub(super) mpsc::Sender<Piece>);
+pub(crate) struct Queue(pub(crate) mpsc::Sender<Piece>);
 
 impl Queue {
     /// Adds a piece, after waiting for room.
-    pub(super) async fn put(&self, piece: Piece) {
+    pub(crate) async fn put(&self, piece: Piece) {
         // The result is ignored: the receiver of the queue lives as long as this task.
         let _ = self.0.send(piece).await;
     }

@@ -16,10 +16,9 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{
+use crate::{
     phase::{Phase, Phases},
-    places::Place,
-    service::Service,
+    session::{places::Place, service::Service},
 };
 
 /// Pause after a failure to accept a TCP connection, for example because file descriptors ran out.
@@ -37,14 +36,14 @@ pub enum ClientListener {
 }
 
 /// A client that was admitted.
-pub(super) struct Client {
-    pub(super) place: Place,
-    pub(super) peer: SocketAddr,
-    pub(super) connection: Accepted,
+pub(crate) struct Client {
+    pub(crate) place: Place,
+    pub(crate) peer: SocketAddr,
+    pub(crate) connection: Accepted,
 }
 
 /// The connection of a client.
-pub(super) enum Accepted {
+pub(crate) enum Accepted {
     /// SMB Direct is not negotiated yet.
     SmbDirect(Incoming),
     Tcp(TcpStream),
@@ -64,7 +63,7 @@ impl ClientListener {
 
     /// Accepts clients, and turns those away that are not admitted, until it cannot listen any longer. When the gateway is
     /// succeeded by another process, it stops listening, and ends after the clients that have connected before.
-    pub(super) async fn accept_all(
+    pub(crate) async fn accept_all(
         self,
         service: Arc<Service>,
         clients: mpsc::Sender<Result<Client>>,

@@ -12,11 +12,11 @@ const FIXED: usize = 16;
 /// The first bytes of a header of version 1.
 const VERSION_ONE: &[u8] = b"PROXY ";
 /// Maximum number of bytes of a header that is accepted: addresses, and some additional values.
-pub(super) const MAX_LENGTH: usize = 536;
+pub(crate) const MAX_LENGTH: usize = 536;
 
 /// The reason why the header of a proxy is not accepted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HeaderFault {
+pub(crate) enum HeaderFault {
     /// It is not a header, or is malformed.
     #[error("it is a trusted proxy, but its connection does not begin with a PROXY header: {0}")]
     Malformed(String),
@@ -36,13 +36,13 @@ pub(super) enum HeaderFault {
 }
 
 /// Returns the header for a connection of `client`, which has connected to `here`.
-pub(super) fn encode(client: SocketAddr, here: SocketAddr) -> Vec<u8> {
+pub(crate) fn encode(client: SocketAddr, here: SocketAddr) -> Vec<u8> {
     let (client, here) = of_one_family(canonical(client), canonical(here));
     build(Command::Proxy, (client, here).into())
 }
 
 /// Returns the header for a connection of this end itself, as for a check.
-pub(super) fn encode_local() -> Vec<u8> {
+pub(crate) fn encode_local() -> Vec<u8> {
     build(Command::Local, Addresses::Unspecified)
 }
 
@@ -71,7 +71,7 @@ fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr)
 ///
 /// # Errors
 /// It is not a header, or too long.
-pub(super) fn length(bytes: &[u8]) -> Result<Option<usize>, HeaderFault> {
+pub(crate) fn length(bytes: &[u8]) -> Result<Option<usize>, HeaderFault> {
     use ppp::v2::ParseError;
     if bytes.len() < VERSION_ONE.len() && VERSION_ONE.starts_with(bytes) {
         return Ok(None);
@@ -96,7 +96,7 @@ fn within(length: usize) -> Result<usize, HeaderFault> {
 ///
 /// # Errors
 /// It is malformed or too long, or does not name the client.
-pub(super) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
     within(bytes.len())?;
     let header = Header::try_from(bytes).map_err(|error| {
         if bytes.starts_with(VERSION_ONE) {

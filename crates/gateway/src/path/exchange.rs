@@ -17,20 +17,22 @@ use smbdirect_smb::{
 };
 use tokio::sync::Notify;
 
-use super::{
-    buffers::Buffers,
-    clients::ClientKey,
-    counters::SessionTraffic,
-    memory::{Grant, Share},
-    peer::{Side, Stop},
+use crate::{
+    admission::clients::ClientKey,
+    figures::counters::SessionTraffic,
+    path::{
+        buffers::Buffers,
+        memory::{Grant, Share},
+    },
     phase::{Phase, Phases},
     servers::Seat,
+    stop::{Side, Stop},
 };
 
 /// One session's state that requests and answers share.
 #[derive(Debug)]
-pub(super) struct Exchange<'a> {
-    pub(super) id: u64,
+pub(crate) struct Exchange<'a> {
+    pub(crate) id: u64,
     client_channel: Mutex<ClientChannel>,
     /// Notified when a request with a channel has been answered.
     answered: Notify,
@@ -39,20 +41,20 @@ pub(super) struct Exchange<'a> {
     regions: Mutex<HashMap<u64, Region>>,
     requests: Share,
     answers: Share,
-    pub(super) buffers: Arc<Buffers>,
-    pub(super) traffic: SessionTraffic<'a>,
+    pub(crate) buffers: Arc<Buffers>,
+    pub(crate) traffic: SessionTraffic<'a>,
     phases: Phases,
     /// The server, and the place of the client there.
-    pub(super) seat: &'a Seat,
+    pub(crate) seat: &'a Seat,
     /// Whether the ClientGuid of the client may follow.
     is_unknown: AtomicBool,
 }
 
 /// Memory that the server may access.
 #[derive(Debug)]
-pub(super) struct Region {
-    pub(super) region: MemoryRegion,
-    pub(super) grant: Grant,
+pub(crate) struct Region {
+    pub(crate) region: MemoryRegion,
+    pub(crate) grant: Grant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Exchange<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         id: u64,
         server_channel: ServerChannel,
         [requests, answers]: [Share; 2],
@@ -87,7 +89,7 @@ impl<'a> Exchange<'a> {
 
     /// Looks for the ClientGuid in a request of a client that has begun with SMB1, so that its other connections go to
     /// the same server.
-    pub(super) fn learn_client(&self, head: &[u8]) {
+    pub(crate) fn learn_client(&self, head: &[u8]) {
         if !self.is_unknown.load(Relaxed) || matches!(Protocol::of(head), Protocol::Smb1) {
             return;
         }
@@ -98,7 +100,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Checks that another request may be taken from the client.
-    pub(super) fn check_serving(&self) -> Result<(), Stop> {
+    pub(crate) fn check_serving(&self) -> Result<(), Stop> {
         if self.phases.has_reached(Phase::Draining) {
             Err(Stop::Here)
         } else {
@@ -107,37 +109,37 @@ impl<'a> Exchange<'a> {
     }
 
     /// Locks the translator of a client with RDMA. Do not hold the guard across an await.
-    pub(super) fn client_channel(&self) -> MutexGuard<'_, ClientChannel> {
+    pub(crate) fn client_channel(&self) -> MutexGuard<'_, ClientChannel> {
         lock(&self.client_channel)
     }
 
     /// Locks the translator of a server with RDMA. Do not hold the guard across an await.
-    pub(super) fn server_channel(&self) -> MutexGuard<'_, ServerChannel> {
+    pub(crate) fn server_channel(&self) -> MutexGuard<'_, ServerChannel> {
         lock(&self.server_channel)
     }
 
     /// Waits for memory for a request.
-    pub(super) async fn request_memory(&self, bytes: usize) -> Grant {
+    pub(crate) async fn request_memory(&self, bytes: usize) -> Grant {
         self.traffic.memory(self.requests.take(bytes)).await
     }
 
     /// Waits for memory for an answer.
-    pub(super) async fn answer_memory(&self, bytes: usize) -> Grant {
+    pub(crate) async fn answer_memory(&self, bytes: usize) -> Grant {
         self.traffic.memory(self.answers.take(bytes)).await
     }
 
     /// Takes memory for an answer if it is free.
-    pub(super) fn try_answer_memory(&self, bytes: usize) -> Option<Grant> {
+    pub(crate) fn try_answer_memory(&self, bytes: usize) -> Option<Grant> {
         self.answers.try_take(bytes)
     }
 
     /// Returns a buffer of `length` bytes that contains no data of another session.
-    pub(super) fn region(&self, length: usize) -> BytesMut {
+    pub(crate) fn region(&self, length: usize) -> BytesMut {
         self.buffers.region(self.id, length)
     }
 
     /// Waits until another request with a channel can be recorded.
-    pub(super) async fn client_channel_room(&self) {
+    pub(crate) async fn client_channel_room(&self) {
         loop {
             // Created before the check, so that an answer in between is not missed.
             let answered = self.answered.notified();
@@ -149,13 +151,13 @@ impl<'a> Exchange<'a> {
     }
 
     /// Wakes the task that waits for room after an answer.
-    pub(super) fn answered(&self) {
+    pub(crate) fn answered(&self) {
         self.answered.notify_one();
     }
 
     /// Records the memory for a request, and returns the request with a channel to that memory. `head`
     /// is the beginning of the request, and `length` is its total length.
-    pub(super) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
+    pub(crate) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
         let descriptors = [region.region.descriptor()];
         let header = Header::decode(head).expect("the request was looked at before");
         let mut channel = self.server_channel();
@@ -170,7 +172,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Deregisters the memory of a request, which ends the server's access, and returns the memory.
-    pub(super) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
+    pub(crate) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
         let region = lock(&self.regions).remove(&message_id);
         let Region { region, grant } =
             region.expect("a request with RDMA keeps its memory until it is answered");
@@ -180,7 +182,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Deregisters the memory of a request whose content is no longer needed.
-    pub(super) async fn end_region(&self, message_id: u64) -> Result<(), Stop> {
+    pub(crate) async fn end_region(&self, message_id: u64) -> Result<(), Stop> {
         let (buffer, _grant) = self.take_region(message_id).await?;
         self.buffers.give_region(self.id, buffer);
         Ok(())

@@ -1,5 +1,9 @@
 //! A running gateway: accepts clients, and ends their sessions.
 
+pub(crate) mod admitted;
+pub(crate) mod health;
+pub(crate) mod listener;
+
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use anyhow::Result;
@@ -10,13 +14,14 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{
-    admitted::Admitted,
-    event::Event,
-    listener::{Client, ClientListener},
-    peer::CLOSE_TIMEOUT,
+use crate::{
+    daemon::{
+        admitted::Admitted,
+        listener::{Client, ClientListener},
+    },
+    path::peer::CLOSE_TIMEOUT,
     phase::{Phase, Phases},
-    service::Service,
+    session::{event::Event, service::Service},
 };
 
 /// Maximum number of clients that wait for their session to begin.

@@ -6,15 +6,12 @@ use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{Connection, Message};
 
 use crate::{
-    buffers::Buffers,
-    exchange::Exchange,
-    memory::Grant,
-    peer::{Side, Stop},
-    tcp,
+    path::{buffers::Buffers, exchange::Exchange, memory::Grant, tcp},
+    stop::{Side, Stop},
 };
 
 /// A message of one side, of which the bytes are taken from the front.
-pub(super) struct Incoming<'a> {
+pub(crate) struct Incoming<'a> {
     side: Side,
     content: Content<'a>,
 }
@@ -29,19 +26,19 @@ enum Content<'a> {
 
 impl<'a> Incoming<'a> {
     /// Returns a message that was made from one that was received on `connection`.
-    pub(super) const fn whole(side: Side, message: Message, connection: &'a Connection) -> Self {
+    pub(crate) const fn whole(side: Side, message: Message, connection: &'a Connection) -> Self {
         let content = Content::Whole(message, connection);
         Self { side, content }
     }
 
     /// Returns the message of which `source` has received the first bytes.
-    pub(super) const fn begun(side: Side, source: &'a mut tcp::Source) -> Self {
+    pub(crate) const fn begun(side: Side, source: &'a mut tcp::Source) -> Self {
         let content = Content::Begun(source);
         Self { side, content }
     }
 
     /// Returns the message if it was received completely, and otherwise itself.
-    pub(super) fn into_whole(self) -> Result<Message, Self> {
+    pub(crate) fn into_whole(self) -> Result<Message, Self> {
         match self.content {
             Content::Whole(message, _) => Ok(message),
             Content::Begun(_) => Err(self),
@@ -49,19 +46,19 @@ impl<'a> Incoming<'a> {
     }
 
     /// Joins the parts of a message that was received, so that its head can be all of it.
-    pub(super) fn join(&mut self) {
+    pub(crate) fn join(&mut self) {
         if let Content::Whole(message, _) = &mut self.content {
             *message = std::mem::take(message).into_bytes().into();
         }
     }
 
     /// Returns whether some of its bytes may not have arrived, so that forwarding it takes memory of the gateway.
-    pub(super) const fn is_arriving(&self) -> bool {
+    pub(crate) const fn is_arriving(&self) -> bool {
         matches!(self.content, Content::Begun(_))
     }
 
     /// Returns the number of bytes that were not yet taken.
-    pub(super) fn remaining(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         match &self.content {
             Content::Whole(message, _) => message.len(),
             Content::Begun(source) => source.remaining(),
@@ -69,7 +66,7 @@ impl<'a> Incoming<'a> {
     }
 
     /// Returns the first `length` bytes, or all bytes of a shorter message. By TCP they must be in the buffer.
-    pub(super) fn head(&self, length: usize) -> Cow<'_, [u8]> {
+    pub(crate) fn head(&self, length: usize) -> Cow<'_, [u8]> {
         match &self.content {
             Content::Begun(source) => source.head().into(),
             Content::Whole(message, _) => head(message, length),
@@ -78,7 +75,7 @@ impl<'a> Incoming<'a> {
 
     /// Takes the next `length` bytes in one piece. Of a message that is still arriving, the caller may ask for a
     /// few KiB at most, because all of them are buffered first.
-    pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Stop> {
+    pub(crate) async fn take(&mut self, length: usize) -> Result<Bytes, Stop> {
         match &mut self.content {
             Content::Whole(message, _) => Ok(message.copy_to_bytes(length)),
             Content::Begun(source) => source.take(length).await.map_err(failed(self.side)),
@@ -86,7 +83,7 @@ impl<'a> Incoming<'a> {
     }
 
     /// Takes at most `most` bytes that are in one piece in memory, or a chunk that is read for this.
-    pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Stop> {
+    pub(crate) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Stop> {
         match &mut self.content {
             Content::Whole(message, _) => {
                 let length = message.chunk().len().min(most);
@@ -100,7 +97,7 @@ impl<'a> Incoming<'a> {
     }
 
     /// Appends the next `length` bytes to `into`.
-    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Stop> {
+    pub(crate) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Stop> {
         match &mut self.content {
             Content::Whole(message, _) => {
                 into.extend_from_slice(&message.copy_to_bytes(length));
@@ -111,7 +108,7 @@ impl<'a> Incoming<'a> {
     }
 
     /// Discards the next `length` bytes.
-    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Stop> {
+    pub(crate) async fn skip(&mut self, length: usize) -> Result<(), Stop> {
         match &mut self.content {
             Content::Whole(message, _) => {
                 message.advance(length);
@@ -122,7 +119,7 @@ impl<'a> Incoming<'a> {
     }
 
     /// Takes the rest of the message in one piece.
-    pub(super) async fn rest(&mut self, exchange: &Exchange<'_>) -> Result<Bytes, Stop> {
+    pub(crate) async fn rest(&mut self, exchange: &Exchange<'_>) -> Result<Bytes, Stop> {
         let length = self.remaining();
         if let Content::Begun(source) = &self.content
             && source.head().len() < length
@@ -137,7 +134,7 @@ impl<'a> Incoming<'a> {
 
     /// Waits for memory for a request, which only answers to earlier requests free. The server may never answer, so
     /// the wait also ends when the client is gone.
-    pub(super) async fn memory_for_request(
+    pub(crate) async fn memory_for_request(
         &self,
         exchange: &Exchange<'_>,
         bytes: usize,
@@ -158,7 +155,7 @@ impl<'a> Incoming<'a> {
 }
 
 /// Returns the first `length` bytes of a message, or all bytes of a shorter one.
-pub(super) fn head(message: &Message, length: usize) -> Cow<'_, [u8]> {
+pub(crate) fn head(message: &Message, length: usize) -> Cow<'_, [u8]> {
     let length = length.min(message.len());
     match message.chunk().get(..length) {
         Some(head) => head.into(),
@@ -167,7 +164,7 @@ pub(super) fn head(message: &Message, length: usize) -> Cow<'_, [u8]> {
 }
 
 /// Waits for `room`, unless the client is gone.
-pub(super) async fn unless_gone<T>(
+pub(crate) async fn unless_gone<T>(
     gone: impl Future<Output = Stop>,
     room: impl Future<Output = T>,
 ) -> Result<T, Stop> {
@@ -179,11 +176,11 @@ pub(super) async fn unless_gone<T>(
 }
 
 /// Waits until the connection of an SMB Direct client ends.
-pub(super) async fn gone(client: &Connection) -> Stop {
+pub(crate) async fn gone(client: &Connection) -> Stop {
     Stop::of(Side::Client, &client.closed().await)
 }
 
 /// Returns the conversion of a fault of the TCP peer on `side`.
-pub(super) fn failed(side: Side) -> impl Fn(tcp::Fault) -> Stop {
-    move |fault| Stop::of_tcp(side, &fault)
+pub(crate) fn failed(side: Side) -> impl Fn(tcp::Fault) -> Stop {
+    move |fault| fault.stop(side)
 }

@@ -21,9 +21,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    buffers::{Buffers, CHUNK},
-    proxy_header::{self, HeaderFault},
+use crate::{
+    admission::proxy_header::{self, HeaderFault},
+    path::buffers::{Buffers, CHUNK},
+    stop::{Side, Stop},
 };
 
 /// Maximum number of bytes to read before the destination of a message is known.
@@ -41,7 +42,7 @@ const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// The reason why no more messages can be received from a TCP peer or sent to it.
 #[derive(Debug, Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The system reports an error.
     #[error("{}", text::plain(.0))]
     Io(#[from] io::Error),
@@ -70,13 +71,20 @@ pub(super) enum Fault {
     ProxyHeader(#[from] HeaderFault),
 }
 
+impl Fault {
+    /// Returns the reason for the end of a session with this fault of the peer on `side`.
+    pub(crate) fn stop(&self, side: Side) -> Stop {
+        Stop::Failed(side, self.to_string())
+    }
+}
+
 /// Prepares a connection: TCP_NODELAY, and TCP keepalive that detects a lost peer as fast as the
 /// keepalive of SMB Direct.
 ///
 /// The system sends no keepalive while data is unacknowledged, and retransmits it for a quarter of an hour. On Linux
 /// the connection therefore ends when the peer acknowledges nothing for as long as a keepalive takes. The time also
 /// counts while a peer that is alive accepts no data.
-pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
+pub(crate) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let idle = keepalive_interval.clamp(PROBE_INTERVAL, MAX_IDLE);
     let keepalive = TcpKeepalive::new().with_time(idle);
@@ -90,7 +98,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     half: Arc<OwnedReadHalf>,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
@@ -103,7 +111,7 @@ pub(super) struct Source {
 
 impl Source {
     /// Creates the receiving side. A message that has begun must arrive within `stall_limit`.
-    pub(super) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
+    pub(crate) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
         Self {
             half: Arc::new(half),
             buffer: BytesMut::new(),
@@ -116,7 +124,7 @@ impl Source {
     /// Waits until the first `head` bytes of the next message are in the buffer, or all of a shorter
     /// message, and returns the length of the message. Returns `None` if the peer has closed the
     /// connection between messages. Cancel-safe: dropping the future loses no bytes.
-    pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
+    pub(crate) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
             match next_length(&mut self.buffer)? {
@@ -132,7 +140,7 @@ impl Source {
 
     /// Returns the first `head` bytes of the next message, or all of a shorter one, without taking them. `None` if the
     /// peer has closed the connection.
-    pub(super) async fn peek(&mut self, head: usize) -> Result<Option<Bytes>, Fault> {
+    pub(crate) async fn peek(&mut self, head: usize) -> Result<Option<Bytes>, Fault> {
         loop {
             if let Some(header) = self.buffer.first_chunk::<HEADER_LENGTH>() {
                 let length = frame::message_length(*header)? as usize;
@@ -152,7 +160,7 @@ impl Source {
     }
 
     /// Takes the header of the PROXY protocol, which precedes the first message.
-    pub(super) async fn take_proxy_header(&mut self) -> Result<Bytes, Fault> {
+    pub(crate) async fn take_proxy_header(&mut self) -> Result<Bytes, Fault> {
         loop {
             if let Some(length) = proxy_header::length(&self.buffer)? {
                 self.buffered(length).await?;
@@ -165,23 +173,23 @@ impl Source {
     }
 
     /// Returns when the bytes in the buffer arrived.
-    pub(super) const fn arrived(&self) -> Instant {
+    pub(crate) const fn arrived(&self) -> Instant {
         self.arrived
     }
 
     /// Returns the bytes of the current message that are in the buffer.
-    pub(super) fn head(&self) -> &[u8] {
+    pub(crate) fn head(&self) -> &[u8] {
         &self.buffer[..self.buffer.len().min(self.remaining)]
     }
 
     /// Returns the number of bytes of the current message that were not yet taken.
-    pub(super) const fn remaining(&self) -> usize {
+    pub(crate) const fn remaining(&self) -> usize {
         self.remaining
     }
 
     /// Takes the next `length` bytes of the message in one piece. The caller may ask for a few KiB at most, because
     /// all of them are buffered first.
-    pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
+    pub(crate) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
         self.buffered(length).await?;
         self.remaining -= length;
         Ok(self.buffer.split_to(length).freeze())
@@ -189,7 +197,7 @@ impl Source {
 
     /// Takes at most `most` bytes of the message: the bytes in the buffer, or, if it is empty, a chunk
     /// read from the socket.
-    pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
+    pub(crate) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
         let most = most.min(self.remaining);
         let there = self.buffer.len().min(most);
         if there > 0 {
@@ -202,7 +210,7 @@ impl Source {
     }
 
     /// Appends the next `length` bytes of the message to `into`.
-    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
+    pub(crate) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
         let there = self.buffer.len().min(length);
         into.extend_from_slice(&self.buffer.split_to(there));
         self.remaining -= length;
@@ -220,7 +228,7 @@ impl Source {
     }
 
     /// Discards the next `length` bytes of the message.
-    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
+    pub(crate) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
             self.buffered(1).await?;
@@ -233,7 +241,7 @@ impl Source {
     }
 
     /// Returns what tells when the peer closes its sending side, while messages are received.
-    pub(super) fn hang_up(&self) -> HangUp {
+    pub(crate) fn hang_up(&self) -> HangUp {
         HangUp(self.half.clone())
     }
 
@@ -274,11 +282,11 @@ impl Source {
 }
 
 /// Tells when a peer closes its sending side.
-pub(super) struct HangUp(Arc<OwnedReadHalf>);
+pub(crate) struct HangUp(Arc<OwnedReadHalf>);
 
 impl HangUp {
     /// Waits until the peer closes its sending side, even if unread bytes remain.
-    pub(super) async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         // Unread bytes keep the socket readable, so the end of the stream has to be polled for.
         while matches!(self.0.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
         {
@@ -313,14 +321,14 @@ fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
 
 /// The sending half of a TCP connection, which sends messages whole or in pieces.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(crate) struct Sink {
     half: OwnedWriteHalf,
     stall_limit: Duration,
 }
 
 impl Sink {
     /// Creates the sending side. The peer must accept data within `stall_limit`.
-    pub(super) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
+    pub(crate) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
         Self { half, stall_limit }
     }
 
@@ -329,7 +337,7 @@ impl Sink {
     /// # Errors
     /// The message is too long, or the peer is gone or accepts no data. A part of the message may have
     /// been sent.
-    pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
+    pub(crate) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
     }
@@ -338,7 +346,7 @@ impl Sink {
     ///
     /// # Errors
     /// The peer is gone or accepts no data.
-    pub(super) async fn write(&mut self, mut piece: impl Buf) -> Result<(), Fault> {
+    pub(crate) async fn write(&mut self, mut piece: impl Buf) -> Result<(), Fault> {
         let limit = self.stall_limit;
         while piece.has_remaining() {
             let written = timeout(limit, self.half.write_buf(&mut piece)).await;
@@ -350,7 +358,7 @@ impl Sink {
     }
 
     /// Shuts down the sending side. The peer can still send.
-    pub(super) async fn finish(&mut self) {
+    pub(crate) async fn finish(&mut self) {
         // If the peer is gone, it needs no notice.
         let _ = self.half.shutdown().await;
     }
@@ -360,7 +368,7 @@ impl Sink {
 ///
 /// # Errors
 /// The message is longer than [`MAX_MESSAGE_LENGTH`].
-pub(super) fn header(length: usize) -> Result<[u8; HEADER_LENGTH], Fault> {
+pub(crate) fn header(length: usize) -> Result<[u8; HEADER_LENGTH], Fault> {
     frame::header(length).ok_or(Fault::TooLong {
         length,
         most: MAX_MESSAGE_LENGTH,

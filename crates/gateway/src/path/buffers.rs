@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 
 /// Bytes of one read from a socket or from the memory of a client: few enough to stay in a core's cache
 /// until they are sent, and enough to need few system calls.
-pub(super) const CHUNK: usize = 256 << 10;
+pub(crate) const CHUNK: usize = 256 << 10;
 /// Bytes of the smallest size class of regions. Each class is twice as large as the one before.
 const SMALLEST_REGION: usize = 64 << 10;
 /// Bytes of the largest size class of regions. Larger regions are not kept.
@@ -22,7 +22,7 @@ const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Free buffers of all connections.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     /// Empty buffers with room for [`CHUNK`] bytes.
     chunks: Mutex<Vec<BytesMut>>,
     /// Regions by size class, each with the session that used it.
@@ -45,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Buffers {
     /// Creates a pool that keeps at most `max_kept` bytes of free buffers.
-    pub(super) fn new(max_kept: u64) -> Self {
+    pub(crate) fn new(max_kept: u64) -> Self {
         Self {
             chunks: Mutex::default(),
             regions: Default::default(),
@@ -55,17 +55,17 @@ impl Buffers {
     }
 
     /// Returns the bytes of all free buffers.
-    pub(super) fn kept(&self) -> u64 {
+    pub(crate) fn kept(&self) -> u64 {
         self.kept.load(Relaxed) as u64
     }
 
     /// Returns the maximum number of bytes in all free buffers.
-    pub(super) const fn max_kept(&self) -> u64 {
+    pub(crate) const fn max_kept(&self) -> u64 {
         self.max_kept as u64
     }
 
     /// Returns an empty buffer with room for [`CHUNK`] bytes.
-    pub(super) fn chunk(&self) -> BytesMut {
+    pub(crate) fn chunk(&self) -> BytesMut {
         let free = lock(&self.chunks).pop();
         match free {
             Some(chunk) => {
@@ -77,7 +77,7 @@ impl Buffers {
     }
 
     /// Returns the buffer of a chunk to the pool if this is the only handle to it.
-    pub(super) fn give_chunk(&self, bytes: Bytes) {
+    pub(crate) fn give_chunk(&self, bytes: Bytes) {
         let Ok(mut chunk) = bytes.try_into_mut() else {
             return;
         };
@@ -91,7 +91,7 @@ impl Buffers {
     }
 
     /// Returns a buffer of `length` bytes for a session. It holds no data of another session.
-    pub(super) fn region(&self, session: u64, length: usize) -> BytesMut {
+    pub(crate) fn region(&self, session: u64, length: usize) -> BytesMut {
         let Some(class) = class(length) else {
             return BytesMut::zeroed(length);
         };
@@ -117,7 +117,7 @@ impl Buffers {
     }
 
     /// Returns the buffer of a region to the pool.
-    pub(super) fn give_region(&self, session: u64, mut region: BytesMut) {
+    pub(crate) fn give_region(&self, session: u64, mut region: BytesMut) {
         let capacity = region.capacity();
         let Some(class) = class(region.len()) else {
             return;
@@ -134,14 +134,14 @@ impl Buffers {
     }
 
     /// Returns the buffer of a shared region to the pool if this is the only handle to it.
-    pub(super) fn give_shared_region(&self, session: u64, bytes: Bytes) {
+    pub(crate) fn give_shared_region(&self, session: u64, bytes: Bytes) {
         if let Ok(region) = bytes.try_into_mut() {
             self.give_region(session, region);
         }
     }
 
     /// Releases the memory of all free buffers.
-    pub(super) fn release(&self) {
+    pub(crate) fn release(&self) {
         let chunks = std::mem::take(&mut *lock(&self.chunks));
         self.kept.fetch_sub(chunks.len() * CHUNK, Relaxed);
         for (class, regions) in self.regions.iter().enumerate() {
@@ -162,7 +162,7 @@ impl Buffers {
 }
 
 /// Returns the number of bytes that a region of `length` bytes occupies.
-pub(super) fn region_size(length: usize) -> usize {
+pub(crate) fn region_size(length: usize) -> usize {
     class(length).map_or(length, |class| SMALLEST_REGION << class)
 }
 

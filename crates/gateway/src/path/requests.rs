@@ -22,13 +22,16 @@ use smbdirect_smb::{
 use tokio::sync::mpsc;
 
 use crate::{
-    buffers::{CHUNK, region_size},
-    exchange::{Exchange, Region},
-    incoming::{self, Incoming, failed, gone, unless_gone},
-    memory::Grant,
-    peer::{Direction, Side, Sink, SmbDirectSource, Source, Stop},
-    queue::{Piece, Queue},
-    tcp,
+    path::{
+        buffers::{CHUNK, region_size},
+        exchange::{Exchange, Region},
+        incoming::{self, Incoming, failed, gone, unless_gone},
+        memory::Grant,
+        peer::{Sink, SmbDirectSource, Source},
+        queue::{Piece, Queue},
+        tcp,
+    },
+    stop::{Direction, Side, Stop},
 };
 
 /// Bytes of one RDMA Read from the memory of the client.
@@ -43,12 +46,12 @@ const MAX_QUEUED_PIECES: usize = 64;
 
 /// The direction from the client to the server.
 #[derive(Clone, Copy)]
-pub(super) struct Requests<'a>(pub(super) &'a Exchange<'a>);
+pub(crate) struct Requests<'a>(pub(crate) &'a Exchange<'a>);
 
 impl Requests<'_> {
     /// Forwards requests until one side ends. Every complete request that the client sent before its end is sent to the
     /// server.
-    pub(super) async fn forward(self, from: &mut Source, to: &mut Sink) -> Stop {
+    pub(crate) async fn forward(self, from: &mut Source, to: &mut Sink) -> Stop {
         let end = match (from, to) {
             (Source::SmbDirect(client), Sink::SmbDirect(server)) => {
                 self.rdma_to_rdma(client, server).await

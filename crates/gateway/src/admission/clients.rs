@@ -21,7 +21,7 @@ const MAX_CLIENTS: usize = 65_536;
 
 /// Something by which a client is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) enum ClientKey {
+pub(crate) enum ClientKey {
     /// ClientGuid of its NEGOTIATE.
     Guid([u8; 16]),
     /// Its address, if the ClientGuid is zero or unknown.
@@ -30,11 +30,11 @@ pub(super) enum ClientKey {
 
 impl ClientKey {
     /// Number of bytes of a first message that [`of_first_message`](Self::of_first_message) needs.
-    pub(super) const HEAD: usize = Header::LENGTH + 28;
+    pub(crate) const HEAD: usize = Header::LENGTH + 28;
 
     /// Returns the ClientGuid of an SMB2 NEGOTIATE request ([MS-SMB2] 2.2.3). `None` for another message, and for a
     /// ClientGuid of zeros, which clients of SMB 2.0.2 send.
-    pub(super) fn of_first_message(head: &[u8]) -> Option<Self> {
+    pub(crate) fn of_first_message(head: &[u8]) -> Option<Self> {
         let header = Header::decode(head).ok()?;
         if header.command != Command::NEGOTIATE || header.is_response() {
             return None;
@@ -56,11 +56,11 @@ pub struct Clients {
 
 /// What services share about a server.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     /// Sessions in all services.
-    pub(super) sessions: AtomicU64,
+    pub(crate) sessions: AtomicU64,
     /// Whether an administrator wants that it takes no new clients.
-    pub(super) is_drained: AtomicBool,
+    pub(crate) is_drained: AtomicBool,
 }
 
 /// The servers of a client: the one to which it went last is the last. Those that it has left have no connections, and
@@ -81,7 +81,7 @@ struct AtServer {
 /// A connection of a client at a server. As long as the value exists it counts as one, unless its count was given up for a
 /// new one meanwhile.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Presence(Arc<()>);
+pub(crate) struct Presence(Arc<()>);
 
 impl AtServer {
     fn connections(&self) -> u64 {
@@ -100,12 +100,12 @@ pub struct Remembered {
 }
 
 impl Clients {
-    pub(super) fn lock(&self) -> Locked<'_> {
+    pub(crate) fn lock(&self) -> Locked<'_> {
         Locked(self.clients.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns what services share about a server.
-    pub(super) fn shared(&self, server: &str) -> Arc<Shared> {
+    pub(crate) fn shared(&self, server: &str) -> Arc<Shared> {
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         // A server that no service has any more is forgotten, unless it is to be drained when it comes back.
         servers
@@ -160,12 +160,12 @@ impl Clients {
 }
 
 /// The clients, while no other thread changes them.
-pub(super) struct Locked<'a>(MutexGuard<'a, HashMap<ClientKey, Client>>);
+pub(crate) struct Locked<'a>(MutexGuard<'a, HashMap<ClientKey, Client>>);
 
 impl Locked<'_> {
     /// Returns the servers of a client and the number of its connections there: first where it has connections, and of those
     /// and of the others the last one first.
-    pub(super) fn servers(&self, key: ClientKey) -> impl Iterator<Item = (&str, u64)> {
+    pub(crate) fn servers(&self, key: ClientKey) -> impl Iterator<Item = (&str, u64)> {
         let of = move |has_connections| {
             let at = self.0.get(&key).into_iter().flatten().rev();
             at.filter(move |at| (at.connections() > 0) == has_connections)
@@ -176,7 +176,7 @@ impl Locked<'_> {
     }
 
     /// Forgets the connections of all clients at a server, because they end.
-    pub(super) fn release(&mut self, server: &str) {
+    pub(crate) fn release(&mut self, server: &str) {
         for at in self.0.values_mut().flatten() {
             if at.server == server {
                 (at.connections, at.has_earlier) = (Presence::default(), false);
@@ -186,7 +186,7 @@ impl Locked<'_> {
 
     /// Counts a connection of a client at a server, and returns how many it has there. It is forgotten at servers of
     /// the same service where it has none.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         &mut self,
         key: ClientKey,
         server: &str,
@@ -202,7 +202,7 @@ impl Locked<'_> {
     }
 
     /// Ends a connection of a client at a server.
-    pub(super) fn leave(&mut self, key: ClientKey, server: &str, presence: Presence) {
+    pub(crate) fn leave(&mut self, key: ClientKey, server: &str, presence: Presence) {
         drop(presence);
         let client = self.0.get_mut(&key).into_iter().flatten();
         for at in client.filter(|at| at.server == server) {

@@ -13,7 +13,7 @@ use smbdirect_smb::smb2::Command;
 
 /// A histogram of times that tasks share.
 #[derive(Debug, Default)]
-pub(super) struct Times {
+pub(crate) struct Times {
     nanoseconds: AtomicU64,
     /// The number of times in each bucket of [`BOUNDS`].
     buckets: [AtomicU64; BOUNDS.len()],
@@ -33,7 +33,7 @@ const BOUNDS: [u64; RoundTrips::BOUNDS.len()] = {
 };
 
 impl Times {
-    pub(super) fn record(&self, time: Duration) {
+    pub(crate) fn record(&self, time: Duration) {
         let nanoseconds = time
             .as_secs()
             .saturating_mul(1_000_000_000)
@@ -46,7 +46,7 @@ impl Times {
 
     /// Returns the number of times.
     #[cfg(test)]
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         let buckets = self.buckets.iter().chain([&self.above]);
         buckets.map(|bucket| bucket.load(Relaxed)).sum()
     }
@@ -60,7 +60,7 @@ impl Times {
     }
 
     /// Returns the metrics of several histograms, each with the value of its label.
-    pub(super) fn family(
+    pub(crate) fn family(
         name: &'static str,
         help: &'static str,
         label: &'static str,
@@ -81,14 +81,14 @@ impl Times {
 
 /// The times from requests to their final answers, of all sessions.
 #[derive(Debug, Default)]
-pub(super) struct AnswerTimes {
+pub(crate) struct AnswerTimes {
     read: Times,
     write: Times,
     other: Times,
 }
 
 impl AnswerTimes {
-    pub(super) const fn of(&self, command: Command) -> &Times {
+    pub(crate) const fn of(&self, command: Command) -> &Times {
         match command {
             Command::READ => &self.read,
             Command::WRITE => &self.write,
@@ -96,7 +96,7 @@ impl AnswerTimes {
         }
     }
 
-    pub(super) fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> Family {
         Times::family(
             "smbdirect_gateway_answer_seconds",
             "Times from a request of a client to the answer of the server, by operation.",

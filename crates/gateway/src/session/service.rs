@@ -16,43 +16,41 @@ use smbdirect_transport::{
     Address, Cause, Rdma, TcpOptions, Unconnected, canonical, connect_tcp_as,
 };
 
-use super::{
-    buffers::Buffers,
-    clients::Clients,
-    counters::Counters,
-    event::Event,
+use crate::{
+    admission::{clients::Clients, proxy_header, refused::Refused},
+    figures::{counters::Counters, times::Times},
     live::Live,
-    memory::Memory,
-    peer::{Peer, Stop},
-    places::{Place, Places},
-    proxy_header,
-    refused::Refused,
+    path::{buffers::Buffers, memory::Memory, peer::Peer},
     servers::{ServerStatus, Servers},
+    session::{
+        event::Event,
+        places::{Place, Places},
+        state::SessionStatus,
+    },
     settings::{ClientAddress, Protocol, Settings},
-    state::SessionStatus,
-    times::Times,
+    stop::Stop,
 };
 
 /// The state that all sessions of a gateway share: the server, the settings, and the counters.
 pub struct Service {
     /// The addresses that clients connect to.
     listening: Vec<SocketAddr>,
-    pub(super) settings: Settings,
+    pub(crate) settings: Settings,
     rdma: Rdma,
     live: Mutex<Arc<Live>>,
-    pub(super) servers: Arc<Servers>,
+    pub(crate) servers: Arc<Servers>,
     places: Arc<Places>,
     /// Both ends of the connections to servers, this end first. Those of RoCE have one port and may be equal.
     outgoing: Mutex<HashMap<Ends, u64>>,
     /// Bounds the bytes of requests in flight.
-    pub(super) requests: Arc<Memory>,
+    pub(crate) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
-    pub(super) answers: Arc<Memory>,
-    pub(super) buffers: Arc<Buffers>,
+    pub(crate) answers: Arc<Memory>,
+    pub(crate) buffers: Arc<Buffers>,
     report: Box<dyn Fn(&Event<'_>) + Send + Sync>,
     /// Held from a change of the number of open sessions to the report of it, so that the last report has the last number.
     reporting: Mutex<()>,
-    pub(super) counters: Counters,
+    pub(crate) counters: Counters,
 }
 
 impl fmt::Debug for Service {
@@ -117,7 +115,7 @@ impl Service {
     ///
     /// # Errors
     /// The server cannot be reached.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         &self,
         upstream: &Address,
         source: Option<IpAddr>,
@@ -145,17 +143,17 @@ impl Service {
     }
 
     /// Returns the settings for a session that begins now.
-    pub(super) fn live(&self) -> Arc<Live> {
+    pub(crate) fn live(&self) -> Arc<Live> {
         lock(&self.live).clone()
     }
 
     /// Sets the settings for sessions that begin later.
-    pub(super) fn replace_live(&self, live: Live) {
+    pub(crate) fn replace_live(&self, live: Live) {
         *lock(&self.live) = Arc::new(live);
     }
 
     /// Returns the header of the PROXY protocol for a connection that is no client's, if the server expects one.
-    pub(super) fn local_header(&self) -> Option<Bytes> {
+    pub(crate) fn local_header(&self) -> Option<Bytes> {
         let expects = self.settings.client_address == ClientAddress::Proxy;
         expects.then(|| proxy_header::encode_local().into())
     }
@@ -222,18 +220,18 @@ impl Service {
     }
 
     /// Returns a guard for a change of the number of open sessions and the report of it.
-    pub(super) fn reporting(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn reporting(&self) -> MutexGuard<'_, ()> {
         lock(&self.reporting)
     }
 
     /// Reports an event.
-    pub(super) fn report(&self, event: &Event<'_>) {
+    pub(crate) fn report(&self, event: &Event<'_>) {
         (self.report)(event);
     }
 
     /// Returns a place for a client that connects, or turns it away. `here` is the address that it has connected to, if
     /// that is known already.
-    pub(super) fn admit(&self, peer: SocketAddr, here: Option<SocketAddr>) -> Option<Place> {
+    pub(crate) fn admit(&self, peer: SocketAddr, here: Option<SocketAddr>) -> Option<Place> {
         let admitted = if here.is_some_and(|here| self.is_itself((peer, here))) {
             Err(Refused::Itself)
         } else {
@@ -243,7 +241,7 @@ impl Service {
     }
 
     /// Returns whether the connection of a client, whose end comes first, is one of this gateway to a server.
-    pub(super) fn is_itself(&self, ends: Ends) -> bool {
+    pub(crate) fn is_itself(&self, ends: Ends) -> bool {
         lock(&self.outgoing).contains_key(&ends)
     }
 
@@ -251,7 +249,7 @@ impl Service {
     ///
     /// # Errors
     /// The server is this gateway itself.
-    pub(super) fn outgoing(self: &Arc<Self>, server: &Peer) -> Result<Outgoing, Stop> {
+    pub(crate) fn outgoing(self: &Arc<Self>, server: &Peer) -> Result<Outgoing, Stop> {
         // The address of a client is not that of this end.
         let is_own = self.settings.client_address != ClientAddress::Transparent;
         let Some(here) = server.local().filter(|_| is_own) else {
@@ -269,7 +267,7 @@ impl Service {
     }
 
     /// Counts and reports a client that is turned away.
-    pub(super) fn turn_away(&self, peer: SocketAddr, why: &Refused) {
+    pub(crate) fn turn_away(&self, peer: SocketAddr, why: &Refused) {
         self.counters.turn_away(why);
         let _reporting = self.reporting();
         self.report(&Event::TurnedAway {
@@ -281,7 +279,7 @@ impl Service {
     }
 
     /// Reports the totals.
-    pub(super) fn report_summary(&self) {
+    pub(crate) fn report_summary(&self) {
         let counters = &self.counters;
         self.report(&Event::Summary {
             total: self.total(),
@@ -347,10 +345,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The two ends of a connection: that of the client, or of the end that has connected, first.
-pub(super) type Ends = (SocketAddr, SocketAddr);
+pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 /// The ends of a connection to a server, by which the gateway recognises itself. A drop forgets them.
-pub(super) struct Outgoing(Option<(Arc<Service>, Ends)>);
+pub(crate) struct Outgoing(Option<(Arc<Service>, Ends)>);
 
 impl Drop for Outgoing {
     fn drop(&mut self) {

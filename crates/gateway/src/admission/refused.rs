@@ -4,7 +4,7 @@ use smbdirect_transport::text;
 
 /// The reason why a client is turned away.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     /// `allow` or `deny` excludes its address.
     Address,
     /// `max-connections` sessions are open.
@@ -19,7 +19,7 @@ pub(super) enum Refused {
 
 impl Refused {
     /// Returns the reason for the log.
-    pub(super) fn reason(&self) -> String {
+    pub(crate) fn reason(&self) -> String {
         let are_open = |open: u64, of: &str| {
             let are = if open == 1 { "is" } else { "are" };
             format!("{}{of} {are} open", text::plural(open, "connection"))

@@ -22,7 +22,7 @@ pub struct SinceLastLine {
 
 /// The clients that were turned away in the last minute.
 #[derive(Debug, Default)]
-pub(super) struct TurnedAway {
+pub(crate) struct TurnedAway {
     clients: HashMap<IpAddr, Lines>,
     /// How often clients were turned away that no line will name, because there were too many addresses.
     unnamed: u64,
@@ -44,7 +44,7 @@ impl Lines {
 
 impl TurnedAway {
     /// Counts a client that is turned away. Returns what its line in the log says; `None` if there should be no line.
-    pub(super) fn count(&mut self, client: IpAddr, now: Instant) -> Option<SinceLastLine> {
+    pub(crate) fn count(&mut self, client: IpAddr, now: Instant) -> Option<SinceLastLine> {
         let is_full = |clients: &HashMap<_, _>| clients.len() >= MAX_REMEMBERED;
         if is_full(&self.clients) && !self.clients.contains_key(&client) {
             let forgotten = self.clients.extract_if(|_, lines| !lines.are_recent(now));

@@ -12,13 +12,13 @@ use tokio::{
 };
 use tracing::info;
 
-use super::{
-    clients::ClientKey,
-    peer::{Peer, Side, Source, Stop},
-    proxy_header,
+use crate::{
+    admission::{clients::ClientKey, proxy_header},
+    path::peer::{Peer, Source},
     servers::Seat,
     session::{Connected, Session},
     settings::ClientAddress,
+    stop::{Side, Stop},
 };
 
 /// Time for which a client that has finished sending may still be served, while a server is being connected.
@@ -26,7 +26,7 @@ const LEAVING_TIME: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Connects to the server of the client. `here` is the address that the client has connected to.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         &mut self,
         from_client: &mut Source,
         here: Option<SocketAddr>,

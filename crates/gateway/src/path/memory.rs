@@ -16,7 +16,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::times::Times;
+use crate::figures::times::Times;
 
 /// Memory is counted in units of this many bytes.
 const UNIT_BYTES: usize = 4 << 10;
@@ -26,7 +26,7 @@ const MAX_PART_BYTES: usize = 32 << 20;
 
 /// A memory budget that connections share.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     free: Arc<Semaphore>,
     units: u32,
     shares: AtomicUsize,
@@ -34,7 +34,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(bytes: u64) -> Arc<Self> {
         let most = u64::from(u32::MAX).min(Semaphore::MAX_PERMITS as u64);
         let units = (bytes / UNIT_BYTES as u64).clamp(1, most) as u32;
         Arc::new(Self {
@@ -46,22 +46,22 @@ impl Memory {
     }
 
     /// Returns the bytes that connections hold.
-    pub(super) fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.limit() - (self.free.available_permits() * UNIT_BYTES) as u64
     }
 
     /// Returns the bytes that all connections may hold together.
-    pub(super) const fn limit(&self) -> u64 {
+    pub(crate) const fn limit(&self) -> u64 {
         self.units as u64 * UNIT_BYTES as u64
     }
 
     /// Returns the times for which connections had to wait until memory was free.
-    pub(super) const fn waits(&self) -> &Times {
+    pub(crate) const fn waits(&self) -> &Times {
         &self.waits
     }
 
     /// Returns a new share for a connection.
-    pub(super) fn share(self: &Arc<Self>) -> Share {
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
         self.shares.fetch_add(1, Relaxed);
         Share {
             memory: self.clone(),
@@ -72,7 +72,7 @@ impl Memory {
 
 /// One connection's part of a [`Memory`], with a count of what it holds.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     memory: Arc<Memory>,
     held: Arc<Held>,
 }
@@ -85,7 +85,7 @@ struct Held {
 
 /// A part of the budget that a connection holds. Dropping the grant releases it.
 #[derive(Debug)]
-pub(super) struct Grant {
+pub(crate) struct Grant {
     _permit: OwnedSemaphorePermit,
     held: Arc<Held>,
     units: u32,
@@ -93,23 +93,23 @@ pub(super) struct Grant {
 
 /// The memory that a connection holds, for others to see.
 #[derive(Clone, Debug)]
-pub(super) struct Holding(Arc<Held>);
+pub(crate) struct Holding(Arc<Held>);
 
 impl Holding {
     /// Returns the bytes that the connection holds.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.0.units.load(Relaxed)) * UNIT_BYTES as u64
     }
 }
 
 impl Share {
     /// Returns a handle that tells what this share holds.
-    pub(super) fn holding(&self) -> Holding {
+    pub(crate) fn holding(&self) -> Holding {
         Holding(self.held.clone())
     }
 
     /// Waits until `bytes` are free, and takes them. Call it from one task at a time.
-    pub(super) async fn take(&self, bytes: usize) -> Grant {
+    pub(crate) async fn take(&self, bytes: usize) -> Grant {
         if let Some(grant) = self.try_take(bytes) {
             return grant;
         }
@@ -129,7 +129,7 @@ impl Share {
     }
 
     /// Takes `bytes` if they are free, without waiting.
-    pub(super) fn try_take(&self, bytes: usize) -> Option<Grant> {
+    pub(crate) fn try_take(&self, bytes: usize) -> Option<Grant> {
         let units = self.units(bytes);
         if !self.has_room(units) {
             return None;

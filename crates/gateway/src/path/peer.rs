@@ -1,0 +1,190 @@
+//! The two peers of a session, each on SMB Direct or TCP.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::{Buf, Bytes};
+use smbdirect::{Config, Connection, Message};
+use smbdirect_transport::{self as transport, NegotiatedReport, text};
+use tokio::net::TcpStream;
+
+use crate::{
+    admission::proxy_header,
+    path::tcp,
+    stop::{Side, Stop},
+};
+
+/// Time limit for closing a connection gracefully. After it, the connection is dropped.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A connection to the client or the server, on SMB Direct or TCP.
+pub(crate) enum Peer {
+    SmbDirect(Connection),
+    Tcp(TcpStream, SocketAddr),
+}
+
+impl Peer {
+    pub(crate) fn prepare(&self, side: Side, config: &Config) -> Result<(), Stop> {
+        match self {
+            Self::SmbDirect(_) => Ok(()),
+            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval)
+                .map_err(|error| Stop::Failed(side, text::plain(&error))),
+        }
+    }
+
+    /// Returns the address of this end.
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        match self {
+            Self::SmbDirect(connection) => Some(connection.local_addr()),
+            Self::Tcp(stream, _) => stream.local_addr().ok(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        match self {
+            Self::SmbDirect(connection) => connection.peer_addr(),
+            Self::Tcp(_, address) => *address,
+        }
+    }
+
+    /// Returns the number of its SMB Direct connection, which the metrics have, too.
+    pub(crate) fn connection_id(&self) -> Option<u64> {
+        match self {
+            Self::SmbDirect(connection) => Some(connection.id()),
+            Self::Tcp(..) => None,
+        }
+    }
+
+    pub(crate) fn negotiated(&self) -> Option<NegotiatedReport> {
+        match self {
+            Self::SmbDirect(connection) => Some(connection.negotiated().into()),
+            Self::Tcp(..) => None,
+        }
+    }
+
+    pub(crate) fn split(self, stall_limit: Duration) -> (Source, Sink) {
+        match self {
+            Self::SmbDirect(connection) => (
+                Source::SmbDirect(SmbDirectSource {
+                    connection: connection.clone(),
+                    first: None,
+                }),
+                Sink::SmbDirect(connection),
+            ),
+            Self::Tcp(stream, _) => {
+                let (read, write) = stream.into_split();
+                (
+                    Source::Tcp(tcp::Source::new(read, stall_limit)),
+                    Sink::Tcp(tcp::Sink::new(write, stall_limit)),
+                )
+            }
+        }
+    }
+}
+
+/// The receiving half of a connection.
+pub(crate) enum Source {
+    SmbDirect(SmbDirectSource),
+    Tcp(tcp::Source),
+}
+
+/// The receiving half of an SMB Direct connection.
+pub(crate) struct SmbDirectSource {
+    pub(crate) connection: Connection,
+    /// The first message if only its head was looked at.
+    first: Option<Message>,
+}
+
+impl SmbDirectSource {
+    /// Receives the next message of the peer, which is on `side`.
+    pub(crate) async fn recv(&mut self, side: Side) -> Result<Message, Stop> {
+        match self.first.take() {
+            Some(first) => Ok(first),
+            None => {
+                let received = self.connection.recv().await;
+                received.map_err(|error| Stop::of(side, &error))
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Returns the first `length` bytes of the first message, or all of a shorter one, which
+    /// is still received.
+    pub(crate) async fn peek(&mut self, length: usize) -> Result<Bytes, Stop> {
+        let side = Side::Client;
+        match self {
+            Self::SmbDirect(client) => {
+                let message = client.recv(side).await?;
+                let length = length.min(message.len());
+                let head = message.clone().copy_to_bytes(length);
+                client.first = Some(message);
+                Ok(head)
+            }
+            Self::Tcp(source) => {
+                let head = source.peek(length).await;
+                let head = head.map_err(|fault| fault.stop(side))?;
+                head.ok_or(Stop::Closed(side))
+            }
+        }
+    }
+
+    /// Returns what tells when the peer has closed its connection, or its sending side, although nothing is received.
+    pub(crate) fn leaving(&self) -> Leaving {
+        match self {
+            Self::SmbDirect(client) => Leaving::SmbDirect(client.connection.clone()),
+            Self::Tcp(source) => Leaving::Tcp(source.hang_up()),
+        }
+    }
+
+    /// Takes the header of the PROXY protocol, and returns the client that it names.
+    pub(crate) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
+        let side = Side::Client;
+        let header = match self {
+            Self::SmbDirect(client) => client.recv(side).await?.into_bytes(),
+            Self::Tcp(source) => {
+                let header = source.take_proxy_header().await;
+                header.map_err(|fault| fault.stop(side))?
+            }
+        };
+        proxy_header::decode(&header).map_err(|fault| Stop::Failed(side, fault.to_string()))
+    }
+}
+
+/// Tells when a peer leaves.
+pub(crate) enum Leaving {
+    SmbDirect(Connection),
+    Tcp(tcp::HangUp),
+}
+
+impl Leaving {
+    /// Waits until the peer has closed its connection, or its sending side.
+    pub(crate) async fn wait(&self) {
+        match self {
+            Self::SmbDirect(connection) => drop(connection.closed().await),
+            Self::Tcp(hang_up) => hang_up.wait().await,
+        }
+    }
+}
+
+/// The sending half of a connection.
+pub(crate) enum Sink {
+    SmbDirect(Connection),
+    Tcp(tcp::Sink),
+}
+
+impl Sink {
+    /// Ends sending while receiving continues. SMB Direct has no half-close, so this affects TCP only.
+    pub(crate) async fn finish(&mut self) {
+        if let Self::Tcp(sink) = self {
+            sink.finish().await;
+        }
+    }
+
+    pub(crate) async fn close(&mut self) {
+        if let Self::SmbDirect(connection) = self {
+            transport::close(connection, CLOSE_TIMEOUT).await;
+        } else {
+            self.finish().await;
+        }
+    }
+}
