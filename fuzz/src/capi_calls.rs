@@ -168,6 +168,16 @@ struct World {
     results: Box<[u8]>,
 }
 
+/// Most bytes of settings: those of a program whose header is later than the library.
+const MAX_SETTINGS_BYTES: usize = 4096;
+
+/// The settings of a later header, which the library takes if the further fields are zero.
+#[repr(C)]
+struct LaterSettings {
+    settings: smbdirect_settings,
+    further: [u8; MAX_SETTINGS_BYTES],
+}
+
 impl World {
     fn new(transport: &'static CStr) -> Self {
         let (mut runtime, mut listener) = (ptr::null_mut(), ptr::null_mut());
@@ -257,30 +267,35 @@ impl World {
             2 => ptr::null(),
             _ => self.address.as_ptr(),
         };
-        let mut settings = self.settings;
+        let mut later = LaterSettings {
+            settings: self.settings,
+            further: [0; MAX_SETTINGS_BYTES],
+        };
+        let settings = &mut later.settings;
         match input.byte() {
-            0 => settings.size = input.length(200),
+            0 => settings.size = input.length(MAX_SETTINGS_BYTES),
             1 => settings.max_send_size = input.any(),
             2 => settings.send_credit_target = input.any(),
             3 => settings.max_fragmented_receive_size = input.any(),
             4 => settings.transport = c"of another world".as_ptr(),
             _ => {}
         }
+        let settings = (&raw const later).cast();
         let connection = &mut self.connections[slot];
-        // SAFETY: handles are live or null, a slot that gets a handle is empty, and texts are static or
-        // live as long as this value.
+        // SAFETY: handles are live or null, a slot that gets a handle is empty, texts are static or live as long as this
+        // value, and the settings have as many bytes as their size says.
         let (name, status) = unsafe {
             match input.up_to(5) {
                 0 if connection.is_null() => (
                     "connect_start",
-                    smbdirect_connect_start(self.runtime, address, &settings, connection, error),
+                    smbdirect_connect_start(self.runtime, address, settings, connection, error),
                 ),
                 1 if connection.is_null() => (
                     "connect",
                     smbdirect_connect(
                         self.runtime,
                         address,
-                        &settings,
+                        settings,
                         timeout_ms,
                         connection,
                         error,
