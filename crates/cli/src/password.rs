@@ -171,7 +171,12 @@ mod system {
         let mut received = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         let byte = &mut [IoSliceMut::new(&mut byte)];
-        recvmsg(&receiver, byte, &mut received, RecvFlags::CMSG_CLOEXEC)?;
+        // The command starts no program before the password is read, so an inherited copy does no harm elsewhere.
+        #[cfg(target_os = "linux")]
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        #[cfg(not(target_os = "linux"))]
+        let flags = RecvFlags::empty();
+        recvmsg(&receiver, byte, &mut received, flags)?;
         let mut descriptors = received.drain().flat_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
             _ => Vec::new(),
