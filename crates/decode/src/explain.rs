@@ -15,7 +15,7 @@
 //! connections together at most [`MAX_MARKS`].
 
 mod account;
-pub(crate) mod assembly;
+mod assembly;
 mod cause;
 mod clock;
 mod operations;
@@ -37,7 +37,7 @@ use self::{
 use crate::{
     capture::Packet,
     event::{Detail, End, Event, EventKind},
-    per_end::Side,
+    per_end::{PerEnd, Role, Side},
     streams::Streams,
     tcp::Position,
 };
@@ -78,7 +78,7 @@ pub struct Explain {
 /// A connection.
 #[derive(Debug)]
 struct Connection {
-    ends: [End; 2],
+    ends: PerEnd<End>,
     from_start: bool,
     assembly: Assembly,
     operations: Operations,
@@ -86,9 +86,9 @@ struct Connection {
     timeline: Timeline,
     first: Position,
     last: Position,
-    fewest_send_credits: [Option<u32>; 2],
+    fewest_send_credits: PerEnd<Option<u32>>,
     /// Whether each end had send credits to spare in the last mark.
-    had_credits: [Option<bool>; 2],
+    had_credits: PerEnd<Option<bool>>,
     gaps: u64,
     /// Messages whose SMB2 header is not all in the capture.
     headless: u64,
@@ -229,7 +229,7 @@ fn take(
     {
         if connections.len() < MAX_CONNECTIONS {
             let ends = ends.initiator_first(initiator);
-            let connection = Connection::new(ends, from_start, event.position);
+            let connection = Connection::new(PerEnd(ends), from_start, event.position);
             connections.insert(event.stream, connection);
         } else {
             *ignored += 1;
@@ -242,7 +242,7 @@ fn take(
 }
 
 impl Connection {
-    fn new(ends: [End; 2], from_start: bool, first: Position) -> Self {
+    fn new(ends: PerEnd<End>, from_start: bool, first: Position) -> Self {
         Self {
             ends,
             from_start,
@@ -252,8 +252,8 @@ impl Connection {
             timeline: Timeline::new(from_start),
             first,
             last: first,
-            fewest_send_credits: [None; 2],
-            had_credits: [None; 2],
+            fewest_send_credits: PerEnd::default(),
+            had_credits: PerEnd::default(),
             gaps: 0,
             headless: 0,
             has_ended: false,
@@ -308,12 +308,9 @@ impl Connection {
     /// Takes bytes that are cut, of packets that are in the capture.
     fn cut(&mut self, event: &Event) {
         let at = event.position;
-        if let Some(by_client) = self.by_client(event) {
-            self.assembly.lost_from(by_client);
-            self.with_operations(|operations, marks| {
-                operations.cut(by_client, at, marks);
-            });
-        }
+        let from = self.sender(event);
+        self.assembly.lost_from(from);
+        self.with_operations(|operations, marks| operations.cut(from, at, marks));
     }
 
     /// Takes an RDMA operation.
@@ -344,20 +341,16 @@ impl Connection {
 
     /// Takes what a packet says about the path.
     fn packet(&mut self, event: &Event) {
-        let Some(by_client) = self.by_client(event) else {
-            return;
-        };
         let mut signs = Signs::default();
-        self.path.event(event, by_client, &mut signs);
+        self.path.event(event, self.sender(event), &mut signs);
         for (time, what) in signs.marks {
             self.mark(time, event.position.frame, what);
         }
     }
 
-    /// Returns whether the client sent an event. Without any sign, the first end counts as the client.
-    fn by_client(&self, event: &Event) -> Option<bool> {
-        let is_first = event.from == Side::A;
-        Some(self.assembly.is_client(event).unwrap_or(is_first))
+    /// Returns the sender of an event. Without any sign, the first end counts as the client.
+    fn sender(&self, event: &Event) -> Role {
+        Role::of(event.from, self.assembly.client(event).unwrap_or(Side::A))
     }
 
     fn send_credits(&mut self, event: &Event) {
@@ -367,10 +360,10 @@ impl Connection {
                 *fewest = Some(fewest.map_or(credits, |fewest| fewest.min(credits)));
             }
         }
-        let has_credits = held.map(|credits| credits.map(|credits| credits > 1));
+        let has_credits = PerEnd(held.map(|credits| credits.map(|credits| credits > 1)));
         if has_credits != self.had_credits {
             self.had_credits = has_credits;
-            let what = What::SendCredits(held);
+            let what = What::SendCredits(PerEnd(held));
             self.mark(nanos(event.position), event.position.frame, what);
         }
     }
@@ -419,7 +412,7 @@ impl Connection {
         let at = self.last;
         self.with_operations(|operations, marks| operations.finish(at, marks));
         let what = What::Packet {
-            by_client: true,
+            from: Role::Client,
             has_data: false,
             acknowledges: false,
             bytes: 0,

@@ -16,19 +16,59 @@ impl Side {
     pub(crate) const BOTH: [Self; 2] = [Self::A, Self::B];
 }
 
-impl Not for Side {
-    type Output = Self;
+/// What an end is for SMB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
 
-    /// Returns the other end.
-    fn not(self) -> Self {
-        match self {
-            Self::A => Self::B,
-            Self::B => Self::A,
+impl Role {
+    /// Returns the role of an end, by the end that is the client.
+    pub(crate) fn of(end: Side, client: Side) -> Self {
+        if end == client {
+            Self::Client
+        } else {
+            Self::Server
         }
     }
 }
 
-/// A value for each end of a connection, in the order of [`Side`].
+/// Makes an enum of two ends the index of [`PerEnd`], and `!` the way to the other end.
+macro_rules! ends {
+    ($end:ident, $one:ident, $other:ident) => {
+        impl Not for $end {
+            type Output = Self;
+
+            /// Returns the other end.
+            fn not(self) -> Self {
+                match self {
+                    Self::$one => Self::$other,
+                    Self::$other => Self::$one,
+                }
+            }
+        }
+
+        impl<T> Index<$end> for PerEnd<T> {
+            type Output = T;
+
+            fn index(&self, end: $end) -> &T {
+                &self.0[end as usize]
+            }
+        }
+
+        impl<T> IndexMut<$end> for PerEnd<T> {
+            fn index_mut(&mut self, end: $end) -> &mut T {
+                &mut self.0[end as usize]
+            }
+        }
+    };
+}
+
+ends!(Side, A, B);
+ends!(Role, Client, Server);
+
+/// A value for each end of a connection, in the order of [`Side`]; in an explanation, the client is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerEnd<T>(pub [T; 2]);
 
@@ -41,20 +81,6 @@ impl<T> PerEnd<T> {
             Some(Side::B) => [b, a],
             _ => [a, b],
         }
-    }
-}
-
-impl<T> Index<Side> for PerEnd<T> {
-    type Output = T;
-
-    fn index(&self, side: Side) -> &T {
-        &self.0[side as usize]
-    }
-}
-
-impl<T> IndexMut<Side> for PerEnd<T> {
-    fn index_mut(&mut self, side: Side) -> &mut T {
-        &mut self.0[side as usize]
     }
 }
 

@@ -4,59 +4,59 @@ use smbdirect_smb::smb2::{Flags, Header, Protocol};
 
 use crate::{
     event::{Event, EventKind, Payload},
-    per_end::Side,
+    per_end::{PerEnd, Role, Side},
     tcp::Position,
 };
 
 /// An SMB2 message.
 #[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) from_client: bool,
+pub(super) struct Message {
+    pub(super) from: Role,
     /// The packets with its first and its last byte.
-    pub(crate) began: Position,
-    pub(crate) ended: Position,
-    pub(crate) protocol: Protocol,
+    pub(super) began: Position,
+    pub(super) ended: Position,
+    pub(super) protocol: Protocol,
     /// Its first bytes.
-    pub(crate) head: Vec<u8>,
-    pub(crate) length: u64,
+    pub(super) head: Vec<u8>,
+    pub(super) length: u64,
 }
 
 impl Message {
     /// Returns whether the capture lacks a part of its SMB2 header.
-    pub(crate) fn is_headless(&self) -> bool {
+    pub(super) fn is_headless(&self) -> bool {
         self.protocol == Protocol::Smb2 && self.head.len() < Header::LENGTH
     }
 }
 
 /// Puts the messages of a connection together.
 #[derive(Debug, Default)]
-pub(crate) struct Assembly {
+pub(super) struct Assembly {
     /// The end that an SMB2 message shows to be the client.
     client: Option<Side>,
-    partial: [Option<Message>; 2],
+    partial: PerEnd<Option<Message>>,
 }
 
 /// Maximum number of bytes of a message that are kept.
 const MAX_HEAD_BYTES: usize = 4096;
 
 impl Assembly {
-    /// Returns whether the client is the sender of an event; `None` if it is unknown which end that is.
-    pub(crate) fn is_client(&self, event: &Event) -> Option<bool> {
-        Some(event.initiator.or(self.client)? == event.from)
+    /// Returns the end that is the client at an event, if that is known.
+    pub(super) fn client(&self, event: &Event) -> Option<Side> {
+        event.initiator.or(self.client)
     }
 
     /// Forgets the messages that have not ended, because the capture lacks something.
-    pub(crate) fn lost(&mut self) {
-        self.partial = [None, None];
+    pub(super) fn lost(&mut self) {
+        self.partial = PerEnd::default();
     }
 
     /// Forgets the message of one end that has not ended.
-    pub(crate) fn lost_from(&mut self, client: bool) {
-        self.partial[usize::from(client)] = None;
+    pub(super) fn lost_from(&mut self, end: Role) {
+        self.partial[end] = None;
     }
 
     /// Returns whether the capture lacks so much of a Data Transfer that it is unknown whether a message begins in it.
-    pub(crate) fn lacks_header(&self, event: &Event) -> bool {
+    pub(super) fn lacks_header(&self, event: &Event) -> bool {
         let EventKind::DataTransfer(transfer) = &event.kind else {
             return false;
         };
@@ -67,7 +67,7 @@ impl Assembly {
     }
 
     /// Takes an event, and returns the message that it completes.
-    pub(crate) fn event(&mut self, event: &Event) -> Option<Message> {
+    pub(super) fn event(&mut self, event: &Event) -> Option<Message> {
         let EventKind::DataTransfer(transfer) = &event.kind else {
             return None;
         };
@@ -80,12 +80,12 @@ impl Assembly {
         let payload = &content[start..end.min(content.len())];
         let protocol = Protocol::of(payload);
         self.learn_client(event, payload);
-        let from_client = self.is_client(event)?;
+        let from = Role::of(event.from, self.client(event)?);
         let begins = !matches!(transfer.payload, Payload::Continued | Payload::None);
-        let partial = &mut self.partial[usize::from(from_client)];
+        let partial = &mut self.partial[from];
         if begins {
             *partial = Some(Message {
-                from_client,
+                from,
                 began: event.extra.began.unwrap_or(event.position),
                 ended: event.position,
                 protocol,

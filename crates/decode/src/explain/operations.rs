@@ -14,7 +14,10 @@ use super::{
     report::{InMessages, Reason, SizeClass},
     timeline::{Sort, Stage, Tag, What},
 };
-use crate::tcp::Position;
+use crate::{
+    per_end::{PerEnd, Role},
+    tcp::Position,
+};
 
 /// The requests of a connection.
 #[derive(Debug, Default)]
@@ -26,7 +29,7 @@ pub(super) struct Operations {
     /// Reads of the server that have no response yet: the sink of iWARP, and the request.
     reads: Vec<(Option<u32>, u64)>,
     /// Encrypted requests and responses, which are matched by their order.
-    sealed: [u64; 2],
+    sealed: PerEnd<u64>,
     credits: Smb2Credits,
     /// Trees of named pipes.
     pipes: HashSet<u32>,
@@ -128,11 +131,11 @@ const PIPE: u8 = 2;
 impl Operations {
     /// Takes a message of the client or the server.
     pub(super) fn message(&mut self, message: &Message, from_start: bool, marks: Marks<'_>) {
-        match message.protocol {
-            Protocol::Smb2 if message.from_client => self.request(message, from_start, marks),
-            Protocol::Smb2 => self.response(message, marks),
-            Protocol::Encrypted | Protocol::Compressed => self.sealed(message, marks),
-            Protocol::Smb1 | Protocol::Unknown => {}
+        match (message.protocol, message.from) {
+            (Protocol::Smb2, Role::Client) => self.request(message, from_start, marks),
+            (Protocol::Smb2, Role::Server) => self.response(message, marks),
+            (Protocol::Encrypted | Protocol::Compressed, _) => self.sealed(message, marks),
+            (Protocol::Smb1 | Protocol::Unknown, _) => {}
         }
     }
 
@@ -182,8 +185,8 @@ impl Operations {
     }
 
     /// Bytes of an end are cut, with headers in them: those of requests, or those of answers.
-    pub(super) fn cut(&mut self, by_client: bool, at: Position, marks: Marks<'_>) {
-        if by_client {
+    pub(super) fn cut(&mut self, from: Role, at: Position, marks: Marks<'_>) {
+        if from == Role::Client {
             self.credits.held = None;
             marks(at, What::Unseen);
         } else {
@@ -211,7 +214,7 @@ impl Operations {
         self.reads.clear();
         self.tokens.clear();
         self.credits.held = None;
-        self.sealed = [0; 2];
+        self.sealed = PerEnd::default();
         for (id, mut operation) in std::mem::take(&mut self.outstanding) {
             self.hidden += u64::from(how == Stage::Hidden);
             operation.moves(id, how, at, marks);
@@ -472,10 +475,10 @@ impl Operations {
         let size = u32::try_from(message.length).unwrap_or(u32::MAX);
         // Their numbers are above those of messages that are not encrypted.
         const SEALED: u64 = 1 << 63;
-        let number = &mut self.sealed[usize::from(message.from_client)];
+        let number = &mut self.sealed[message.from];
         *number += 1;
         let id = SEALED | *number;
-        if message.from_client {
+        if message.from == Role::Client {
             if !self.is_ready {
                 self.is_ready = true;
                 marks(message.began, What::Ready);

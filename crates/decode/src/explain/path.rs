@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     event::{Event, EventKind, Repeated, RocePacket},
+    per_end::{PerEnd, Role},
     tcp::{Recovery, TcpPacket},
 };
 
@@ -27,30 +28,33 @@ use self::pace::Pace;
 pub(super) struct Path {
     /// The shortest round trips to the client and to the server, in nanoseconds, by any packet, and by those that only
     /// acknowledge: an answer acknowledges when the server has it.
-    shortest: [Option<u64>; 2],
-    by_acknowledgement: [Option<u64>; 2],
-    /// Whether the server and the client have used up the window of their peer.
-    full: [bool; 2],
+    shortest: PerEnd<Option<u64>>,
+    by_acknowledgement: PerEnd<Option<u64>>,
+    /// Whether the client and the server have used up the window of their peer.
+    full: PerEnd<bool>,
     last_window: Window,
     /// The last window that the client and the server offered, and the largest.
-    windows: [Option<[u32; 2]>; 2],
+    windows: PerEnd<Option<[u32; 2]>>,
     /// What the client and the server send in each round trip.
-    paces: [Pace; 2],
+    paces: PerEnd<Pace>,
     /// Packets of the client and the server.
-    packets: [u64; 2],
+    packets: PerEnd<u64>,
     /// Packets that the capture has a second time, and how long after the first in total.
     copies: (u64, u64),
-    ends: [EndOfRoce; 2],
+    ends: PerEnd<EndOfRoce>,
     /// A recovery of TCP that has not ended.
     recovery: Option<Sending>,
     /// The congestion windows of the client and of the server.
-    flights: [Flight; 2],
+    flights: PerEnd<Flight>,
     /// The time and the sort of the last packet that was marked.
-    last: Option<(u64, [bool; 3])>,
+    last: Option<(u64, SortOfPacket)>,
     /// Bytes of packets that were not marked since.
     unmarked_bytes: u32,
     pub(super) report: PathReport,
 }
+
+/// The sender of a packet, and whether it has data and whether it acknowledges.
+type SortOfPacket = (Role, bool, bool);
 
 /// Bytes that are sent again: since when, how often, and the lengths of the largest and of the last packet with them.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +88,7 @@ struct Flight {
     is_reduced: bool,
 }
 
-/// What an end of RoCE has sent. The first of two is the client.
+/// What an end of RoCE has sent.
 #[derive(Debug, Default)]
 struct EndOfRoce {
     /// The highest PSN.
@@ -130,19 +134,18 @@ const BLACK_HOLE_BYTES: u32 = 1000;
 impl Path {
     /// Returns the round trips, as far as they are known.
     pub(super) fn round_trips(&self) -> RoundTrips {
-        let [client, server] = self.shortest.map(Option::unwrap_or_default);
-        let longer = usize::from(server >= client);
-        let pair = self.by_acknowledgement[longer].zip(self.shortest[longer]);
+        let ends = self.by_acknowledgement.iter().zip(self.shortest.iter());
+        let longer = ends.max_by_key(|(_, any)| any.unwrap_or_default());
+        let pair = longer.and_then(|(measured, any)| measured.zip(*any));
         let is_near = pair.is_some_and(|(measured, any)| measured / 8 <= any / 7);
         RoundTrips {
-            client,
-            server,
+            to: PerEnd(self.shortest.map(Option::unwrap_or_default)),
             is_certain: is_near && !self.is_merged(),
         }
     }
 
-    /// Returns the largest window that an end has offered: the client is 0.
-    pub(super) fn largest_window(&self, end: usize) -> Option<u32> {
+    /// Returns the largest window that an end has offered.
+    pub(super) fn largest_window(&self, end: Role) -> Option<u32> {
         self.windows[end].map(|[_, most]| most)
     }
 
@@ -160,7 +163,7 @@ impl Path {
 
     /// Returns whether the capture has packets of one end only.
     pub(super) fn lacks_an_end(&self) -> bool {
-        let [one, other] = self.packets;
+        let [one, other] = self.packets.0;
         one.min(other) == 0 && one.max(other) >= MIN_PACKETS
     }
 
@@ -171,7 +174,7 @@ impl Path {
     }
 
     /// Takes an event of the client or the server.
-    pub(super) fn event(&mut self, event: &Event, by_client: bool, signs: &mut Signs) {
+    pub(super) fn event(&mut self, event: &Event, from: Role, signs: &mut Signs) {
         let now = nanos(event.position);
         match &event.kind {
             EventKind::TcpPacket(packet) => {
@@ -181,16 +184,16 @@ impl Path {
                     self.copies.1 = self.copies.1.saturating_add(after);
                     return;
                 }
-                self.packets[usize::from(!by_client)] += 1;
-                self.tcp(packet, by_client, (now, event.position.frame), signs);
+                self.packets[from] += 1;
+                self.tcp(packet, from, (now, event.position.frame), signs);
             }
             EventKind::Packet(packet) if packet.repeated != Repeated::CapturedAgain => {
-                self.packets[usize::from(!by_client)] += 1;
-                self.roce(packet, by_client, (now, event.position.frame), signs);
+                self.packets[from] += 1;
+                self.roce(packet, from, (now, event.position.frame), signs);
             }
             EventKind::Nak { psn, .. } => {
                 self.report.naks += 1;
-                let end = &mut self.ends[usize::from(by_client)];
+                let end = &mut self.ends[!from];
                 end.nak.get_or_insert((*psn, now));
             }
             EventKind::RnrNak { .. } => self.report.rnr_naks += 1,
@@ -203,58 +206,52 @@ impl Path {
         if let Some(sending) = self.recovery.take() {
             loss(sending.since, now, sending.attempts, sending.largest, signs);
         }
-        for end in &mut self.ends {
+        for end in self.ends.iter_mut() {
             end.end_loss(now, false, signs);
         }
     }
 
-    fn tcp(
-        &mut self,
-        packet: &TcpPacket,
-        by_client: bool,
-        (now, frame): (u64, u64),
-        signs: &mut Signs,
-    ) {
+    fn tcp(&mut self, packet: &TcpPacket, from: Role, (now, frame): (u64, u64), signs: &mut Signs) {
         let has_data = packet.length > 0;
         if let Some(gap) = packet.gap_before {
             let time = u64::try_from(gap.as_nanos()).unwrap_or(now);
             signs.marks.push((time, What::Gap));
         }
         let bytes = if packet.sent_again { 0 } else { packet.length };
-        let sort = [by_client, has_data, packet.acknowledges];
+        let sort = (from, has_data, packet.acknowledges);
         self.mark_packet(now, sort, bytes, signs);
         let interval = self.round_trips().longest().max(LONG_ROUND_TRIP) / 2;
-        let flight = &mut self.flights[usize::from(!by_client)];
+        let flight = &mut self.flights[from];
         if flight.send(bytes.into(), now, interval) {
             let what = What::ReducedWindow {
-                by_client,
+                of: from,
                 begins: false,
             };
             signs.marks.push((now, what));
         }
         if let Some(round_trip) = packet.round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
-            self.round_trip(!by_client, nanos, !has_data);
+            self.round_trip(from, nanos, !has_data);
         }
-        self.pace(packet, by_client, now, signs);
+        self.pace(packet, from, now, signs);
         self.report.duplicate_acks += u64::from(packet.duplicate_ack);
         self.report.zero_windows += u64::from(packet.zero_window);
         if packet.sent_again {
             self.sent_again(frame);
         }
         if let Some(recovery) = packet.recovery {
-            self.recovery(&recovery, packet.length, by_client, now, signs);
+            self.recovery(&recovery, packet.length, from, now, signs);
         }
         if let Some(since) = packet.lacks_since {
             self.lacks(since, now);
         }
         if has_data {
-            self.full[usize::from(by_client)] = packet.window_full;
+            self.full[from] = packet.window_full;
         }
         if packet.zero_window {
-            self.full[usize::from(!by_client)] = true;
+            self.full[!from] = true;
         } else if packet.acknowledges {
-            self.full[usize::from(!by_client)] = false;
+            self.full[!from] = false;
         }
         let window = self.window();
         if std::mem::replace(&mut self.last_window, window) != window {
@@ -264,24 +261,19 @@ impl Path {
 
     fn window(&self) -> Window {
         // The window of the client is that of the server's data.
-        let of = |(full, window): (&bool, &Option<[u32; 2]>)| match window {
-            _ if !full => Window::Open,
-            Some([last, most]) if last <= &(most / 2) => Window::Shrunk,
+        let of = |end: Role| match self.windows[end] {
+            _ if !self.full[!end] => Window::Open,
+            Some([last, most]) if last <= most / 2 => Window::Shrunk,
             _ => Window::Full,
         };
-        let [client, server] = &self.windows;
-        let both = [client, server]
-            .into_iter()
-            .zip([&self.full[0], &self.full[1]]);
-        let both = both.map(|(window, full)| of((full, window)));
-        both.max().unwrap_or_default()
+        of(Role::Client).max(of(Role::Server))
     }
 
     fn recovery(
         &mut self,
         recovery: &Recovery,
         length: u32,
-        by_client: bool,
+        from: Role,
         now: u64,
         signs: &mut Signs,
     ) {
@@ -294,9 +286,9 @@ impl Path {
             // A packet that is only late fills its hole earlier than a copy of it can.
             if now.saturating_sub(since) >= self.round_trips().longest() / 2 {
                 // The acknowledgement is of the other end.
-                self.flights[usize::from(by_client)].is_reduced = true;
+                self.flights[!from].is_reduced = true;
                 let what = What::ReducedWindow {
-                    by_client: !by_client,
+                    of: !from,
                     begins: true,
                 };
                 signs.marks.push((now, what));
@@ -333,14 +325,13 @@ impl Path {
     }
 
     /// Takes what an end sends in each round trip, and the window that it offers.
-    fn pace(&mut self, packet: &TcpPacket, by_client: bool, now: u64, signs: &mut Signs) {
-        let end = usize::from(!by_client);
+    fn pace(&mut self, packet: &TcpPacket, from: Role, now: u64, signs: &mut Signs) {
         let round_trips = self.round_trips();
         if packet.length > 0 && round_trips.longest() >= LONG_ROUND_TRIP {
-            let window = self.windows[1 - end].map(|[last, _]| last);
+            let window = self.windows[!from].map(|[last, _]| last);
             let is_new = !packet.sent_again;
             let sent = (u64::from(packet.length), now, is_new);
-            let limit = self.paces[end].send(sent, window, round_trips.longest());
+            let limit = self.paces[from].send(sent, window, round_trips.longest());
             if let Some((by, bytes, since)) = limit {
                 for (time, begins) in [(since, true), (now, false)] {
                     let what = What::Limited { by, bytes, begins };
@@ -349,35 +340,34 @@ impl Path {
             }
         }
         if let Some(window) = packet.window {
-            let most = self.windows[end].map_or(window, |[_, most]| most.max(window));
-            self.windows[end] = Some([window, most]);
+            let most = self.windows[from].map_or(window, |[_, most]| most.max(window));
+            self.windows[from] = Some([window, most]);
         }
     }
 
-    fn round_trip(&mut self, to_server: bool, nanos: u64, is_pure: bool) {
+    fn round_trip(&mut self, to: Role, nanos: u64, is_pure: bool) {
         let least = |known: &mut Option<u64>| {
             *known = Some(known.map_or(nanos, |known| known.min(nanos)));
         };
-        let end = usize::from(to_server);
-        least(&mut self.shortest[end]);
+        least(&mut self.shortest[to]);
         if is_pure {
-            least(&mut self.by_acknowledgement[end]);
+            least(&mut self.by_acknowledgement[to]);
         }
     }
 
     /// Marks a packet, unless another one like it was marked just before.
-    fn mark_packet(&mut self, now: u64, sort: [bool; 3], bytes: u32, signs: &mut Signs) {
+    fn mark_packet(&mut self, now: u64, sort: SortOfPacket, bytes: u32, signs: &mut Signs) {
         self.unmarked_bytes = self.unmarked_bytes.saturating_add(bytes);
-        let is_same = |&(time, before): &(u64, [bool; 3])| {
+        let is_same = |&(time, before): &(u64, SortOfPacket)| {
             before == sort && now.saturating_sub(time) < PACKET_INTERVAL
         };
         if self.last.as_ref().is_some_and(is_same) {
             return;
         }
         self.last = Some((now, sort));
-        let [by_client, has_data, acknowledges] = sort;
+        let (from, has_data, acknowledges) = sort;
         let what = What::Packet {
-            by_client,
+            from,
             has_data,
             acknowledges,
             bytes: std::mem::take(&mut self.unmarked_bytes),
@@ -388,7 +378,7 @@ impl Path {
     fn roce(
         &mut self,
         packet: &RocePacket,
-        by_client: bool,
+        from: Role,
         (now, frame): (u64, u64),
         signs: &mut Signs,
     ) {
@@ -401,12 +391,12 @@ impl Path {
         if opcode.is_response() {
             let is_ack = opcode == Opcode::Acknowledge;
             let bytes = if is_again { 0 } else { packet.length };
-            self.mark_packet(now, [by_client, !is_ack, is_ack], bytes, signs);
+            self.mark_packet(now, (from, !is_ack, is_ack), bytes, signs);
             let is_negative = packet.aeth.is_some_and(|aeth| {
                 matches!(aeth.syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
             });
             if !is_negative && !is_again {
-                self.acknowledged(psn, by_client, is_ack, now, signs);
+                self.acknowledged(psn, from, is_ack, now, signs);
             }
             if is_again {
                 self.sent_again(frame);
@@ -414,8 +404,8 @@ impl Path {
             return;
         }
         let bytes = if is_again { 0 } else { packet.length };
-        self.mark_packet(now, [by_client, true, false], bytes, signs);
-        let end = &mut self.ends[usize::from(!by_client)];
+        self.mark_packet(now, (from, true, false), bytes, signs);
+        let end = &mut self.ends[from];
         if is_again {
             end.send_again(psn, packet.length, now);
             self.sent_again(frame);
@@ -438,15 +428,8 @@ impl Path {
     }
 
     /// The peer of an end acknowledges its packets up to a PSN.
-    fn acknowledged(
-        &mut self,
-        psn: Psn,
-        by_client: bool,
-        is_ack: bool,
-        now: u64,
-        signs: &mut Signs,
-    ) {
-        let end = &mut self.ends[usize::from(by_client)];
+    fn acknowledged(&mut self, psn: Psn, from: Role, is_ack: bool, now: u64, signs: &mut Signs) {
+        let end = &mut self.ends[!from];
         if end.loss.is_some_and(|loss| psn.distance(loss.until) >= 0) {
             end.end_loss(now, true, signs);
         }
@@ -455,7 +438,7 @@ impl Path {
         {
             end.probe = None;
             if is_ack {
-                self.round_trip(!by_client, now.saturating_sub(sent), true);
+                self.round_trip(from, now.saturating_sub(sent), true);
             }
         }
     }

@@ -14,6 +14,7 @@ use super::{
     cause::{Cause, Phase},
     waits::Waits,
 };
+use crate::per_end::{PerEnd, Role};
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ pub(super) struct Mark {
 pub(super) enum What {
     /// A packet.
     Packet {
-        by_client: bool,
+        from: Role,
         has_data: bool,
         acknowledges: bool,
         /// Bytes since the mark of the last packet that were not sent before.
@@ -49,7 +50,7 @@ pub(super) enum What {
         tag: Tag,
     },
     /// The SMB Direct send credits of the client and the server.
-    SendCredits([Option<u32>; 2]),
+    SendCredits(PerEnd<Option<u32>>),
     /// Whether the client has too few SMB2 credits for a request like the last, and asked for more.
     Smb2Credits { is_short: bool },
     /// The server has said that a request waits.
@@ -70,7 +71,7 @@ pub(super) enum What {
         begins: bool,
     },
     /// A loss has reduced the congestion window of an end, or the window has its size again.
-    ReducedWindow { by_client: bool, begins: bool },
+    ReducedWindow { of: Role, begins: bool },
     /// The capture lacks packets directly before this.
     Gap,
     /// The capture lacks packets, so requests can be outstanding that it does not show.
@@ -139,8 +140,7 @@ pub(super) enum Sort {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RoundTrips {
     /// From the capture to the client and back, and to the server and back, in nanoseconds.
-    pub(super) client: u64,
-    pub(super) server: u64,
+    pub(super) to: PerEnd<u64>,
     /// Whether they were measured by packets that only acknowledge. Those with an answer acknowledge late.
     pub(super) is_certain: bool,
 }
@@ -148,7 +148,8 @@ pub(super) struct RoundTrips {
 impl RoundTrips {
     /// Returns the round trip between the ends, if the capture is at one of them.
     pub(super) fn longest(&self) -> u64 {
-        self.client.max(self.server)
+        let [client, server] = self.to.0;
+        client.max(server)
     }
 }
 
@@ -169,7 +170,7 @@ pub(super) struct Timeline {
 /// An acknowledgement that came after [`DELAYED_ACKNOWLEDGEMENT`]. If its peer sends data at once, that waited for it.
 #[derive(Clone, Copy, Debug)]
 struct LateAcknowledgement {
-    by_client: bool,
+    from: Role,
     waited_since: u64,
     time: u64,
     /// The frames before and after the wait.
@@ -196,7 +197,7 @@ struct State {
     last: Option<Tag>,
     /// The time when the last request was answered, if none is outstanding.
     done: u64,
-    send_credits: [Option<u32>; 2],
+    send_credits: PerEnd<Option<u32>>,
     lacks_smb2_credits: bool,
     /// The buffers for receiving and sending that may limit, and the bytes of a round trip.
     limited: [(i32, u64); 2],
@@ -206,7 +207,7 @@ struct State {
     black_holes: i32,
     window: Window,
     /// Whether a loss has reduced the congestion windows of the client and of the server.
-    reduced: [bool; 2],
+    reduced: PerEnd<bool>,
     /// Whether requests can be outstanding that the capture does not show.
     is_unseen: bool,
     /// Time in which the client asked for nothing, and the frame where that began.
@@ -331,26 +332,16 @@ impl Timeline {
 
     /// Decides about a late acknowledgement, by what follows it.
     fn waited_for_acknowledgement(&mut self, mark: &Mark, round_trips: RoundTrips) {
-        let What::Packet {
-            by_client,
-            has_data,
-            ..
-        } = mark.what
-        else {
+        let What::Packet { from, has_data, .. } = mark.what else {
             return;
         };
         let Some(late) = self.late.filter(|late| late.time < mark.time) else {
             return;
         };
         self.late = None;
-        let round_trip = if by_client {
-            round_trips.client
-        } else {
-            round_trips.server
-        };
         if has_data
-            && by_client != late.by_client
-            && mark.time - late.time <= QUICK_SEND.saturating_add(round_trip)
+            && from != late.from
+            && mark.time - late.time <= QUICK_SEND.saturating_add(round_trips.to[from])
         {
             let (phase, cause) = (Phase::DelayedAcknowledgement, Cause::DelayedAcknowledgement);
             if self.state.outstanding > 0 {
@@ -406,14 +397,14 @@ impl Timeline {
 
     /// Nothing is outstanding.
     fn thinks(&mut self, next: &Mark, round_trips: RoundTrips) {
-        if self.state.is_blocked(true) {
+        if self.state.is_blocked(Role::Client) {
             return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         if self.state.lacks_smb2_credits {
             return self.add_until(Phase::Smb2Credits, Cause::Smb2Credits, next);
         }
         let (since, frame) = (self.now, self.frame);
-        let path = self.state.done.saturating_add(round_trips.client);
+        let path = self.state.done.saturating_add(round_trips.to[Role::Client]);
         if self.now < path {
             let (phase, cause) = self.state.path(round_trips);
             self.add(phase, cause, path.min(next.time), next.frame);
@@ -450,24 +441,27 @@ impl Timeline {
         let state = &self.state;
         let phase = state.moving_phase();
         let gap = next.time - self.now;
-        let by_client = phase == Phase::Request;
-        if phase != Phase::Data && state.is_blocked(by_client) {
+        let mover = match phase {
+            Phase::Request => Role::Client,
+            _ => Role::Server,
+        };
+        if phase != Phase::Data && state.is_blocked(mover) {
             return self.add_until(Phase::SendCredits, Cause::SendCredits, next);
         }
         let round_trip = round_trips.longest();
         let is_far = round_trips.is_certain && round_trip >= LONG_ROUND_TRIP;
-        let (acknowledges, next_by_client) = match next.what {
+        let (acknowledges, next_from) = match next.what {
             What::Packet {
-                by_client,
+                from,
                 has_data,
                 acknowledges,
                 ..
-            } => (acknowledges && !has_data, Some(by_client)),
-            _ => (false, None),
+            } => (acknowledges && !has_data, from),
+            _ => (false, mover),
         };
         // An acknowledgement ends the wait of the other end.
-        let sender = next_by_client.map_or(by_client, |next| next != acknowledges);
-        let is_reduced = is_far && state.reduced[usize::from(!sender)];
+        let sender = if acknowledges { !next_from } else { next_from };
+        let is_reduced = is_far && state.reduced[sender];
         let (phase, cause) = if is_far && state.is_limited(Buffer::Receive) {
             (Phase::Window, Some(Cause::Window))
         } else if state.window == Window::Shrunk
@@ -488,7 +482,7 @@ impl Timeline {
         } else if acknowledges {
             // The sender waited for it. Bytes may be in a queue of the path.
             (phase, state.usual_cause(phase))
-        } else if next_by_client.unwrap_or(by_client) {
+        } else if next_from == Role::Client {
             (Phase::Pause, Some(Cause::BusyClient))
         } else {
             (Phase::Pause, Some(Cause::BusyServer))
@@ -500,7 +494,7 @@ impl Timeline {
     fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
         let (since, frame) = (self.now, self.frame);
         let state = &self.state;
-        let whole = if state.is_blocked(true) || state.is_blocked(false) {
+        let whole = if state.is_blocked(Role::Client) || state.is_blocked(Role::Server) {
             Some((Phase::SendCredits, Some(Cause::SendCredits)))
         } else if state.lacks_smb2_credits {
             Some((Phase::Smb2Credits, Some(Cause::Smb2Credits)))
@@ -517,7 +511,7 @@ impl Timeline {
             return self.wait(phase, cause, next.time, next);
         }
         let asked = state.asked.first().map_or(self.now, |&(asked, _)| asked);
-        let path = asked.saturating_add(round_trips.server);
+        let path = asked.saturating_add(round_trips.to[Role::Server]);
         let quick = path.saturating_add(state.work);
         let (path_phase, of_path) = state.path(round_trips);
         let of_server = state.usual_cause(Phase::Server);
@@ -530,7 +524,7 @@ impl Timeline {
     /// Remembers an acknowledgement that ends a wait late.
     fn note_late(&mut self, since: u64, frame: u64, next: &Mark) {
         if let What::Packet {
-            by_client,
+            from,
             has_data: false,
             acknowledges: true,
             ..
@@ -538,7 +532,7 @@ impl Timeline {
             && next.time - since >= DELAYED_ACKNOWLEDGEMENT
         {
             self.late = Some(LateAcknowledgement {
-                by_client,
+                from,
                 waited_since: since,
                 time: next.time,
                 frames: [frame, next.frame],
@@ -608,9 +602,7 @@ impl State {
                 *count += if begins { 1 } else { -1 };
                 *most = bytes;
             }
-            What::ReducedWindow { by_client, begins } => {
-                self.reduced[usize::from(!by_client)] = begins;
-            }
+            What::ReducedWindow { of, begins } => self.reduced[of] = begins,
             What::Unseen => self.is_unseen = true,
         }
         false
@@ -682,9 +674,8 @@ impl State {
 
     /// Returns whether an end has no send credit to spare. It keeps the last one for a message that grants
     /// credits.
-    fn is_blocked(&self, is_client: bool) -> bool {
-        let credits = self.send_credits[usize::from(!is_client)];
-        credits.is_some_and(|credits| credits <= 1)
+    fn is_blocked(&self, end: Role) -> bool {
+        self.send_credits[end].is_some_and(|credits| credits <= 1)
     }
 
     /// Returns the time that a client needs for its next request, which includes checking a signature or

@@ -17,7 +17,7 @@ use super::{
         RequestReport, SessionReport, Verdict,
     },
 };
-use crate::{event::End, streams::PlainSmb};
+use crate::{event::End, per_end::Role, streams::PlainSmb};
 
 /// Causes that a verdict names.
 const MAX_CAUSES: usize = 3;
@@ -217,7 +217,7 @@ fn slow_connection(mains: &[u32], connections: &BTreeMap<u32, Connection>) -> Op
         (is_slow && !is_of_client).then_some((stream, first))
     });
     let (stream, slow) = slow.max_by_key(|(_, slow)| slow.time)?;
-    let [client, server] = connections[&stream].ends;
+    let [client, server] = connections[&stream].ends.0;
     Some(Named {
         cause: Cause::SlowConnection,
         figures: format!(
@@ -340,7 +340,7 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
     };
     match cause {
         Cause::SendCredits => {
-            let fewest = |end: usize| {
+            let fewest = |end: Role| {
                 let of_all = connections
                     .iter()
                     .filter_map(|connection| connection.fewest_send_credits[end]);
@@ -350,8 +350,8 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
             };
             format!(
                 "fewest send credits: client {}, server {}",
-                fewest(0),
-                fewest(1)
+                fewest(Role::Client),
+                fewest(Role::Server)
             )
         }
         Cause::Smb2Credits => {
@@ -454,7 +454,7 @@ fn buffers(connections: &[&Connection]) -> String {
         .flat_map(|one| one.path.shortest())
         .flatten();
     let longest = longest.fold(0.0, f64::max);
-    let window = |end: usize| {
+    let window = |end: Role| {
         let windows = connections
             .iter()
             .filter_map(|one| one.path.largest_window(end));
@@ -465,8 +465,8 @@ fn buffers(connections: &[&Connection]) -> String {
     format!(
         "round trip {:.2} ms; largest window of the client {}, of the server {}",
         longest * 1e3,
-        window(0),
-        window(1)
+        window(Role::Client),
+        window(Role::Server)
     )
 }
 
@@ -522,7 +522,7 @@ fn sums(connections: &[&Connection], wanted: impl Fn(Kind) -> bool) -> Sums {
 pub(super) fn connections(connections: &BTreeMap<u32, Connection>) -> Vec<ConnectionReport> {
     let report = |(&stream, connection): (&u32, &Connection)| ConnectionReport {
         stream,
-        ends: connection.ends,
+        ends: connection.ends.0,
         from_start: connection.from_start,
         seconds: seconds(connection.timeline.account.total()),
         phases: phases(connection),
@@ -533,7 +533,7 @@ pub(super) fn connections(connections: &BTreeMap<u32, Connection>) -> Vec<Connec
         rdma_bytes: connection.operations.rdma_bytes,
         in_messages: sorted_reasons(connection),
         fewest_smb2_credits: connection.operations.fewest_credits(),
-        fewest_send_credits: connection.fewest_send_credits,
+        fewest_send_credits: connection.fewest_send_credits.0,
         round_trips: connection.path.shortest(),
         path: PathReport {
             gaps: connection.gaps,
@@ -604,7 +604,8 @@ pub(super) fn sessions(connections: &BTreeMap<u32, Connection>) -> Vec<SessionRe
     let mut sessions: BTreeMap<(Option<SocketAddr>, u64), SessionReport> = BTreeMap::new();
     for (&stream, connection) in connections {
         let session = connection.operations.session;
-        let server = address(connection.ends[1]).map(|server| SocketAddr::new(server.ip(), 0));
+        let server =
+            address(connection.ends[Role::Server]).map(|server| SocketAddr::new(server.ip(), 0));
         let report = sessions
             .entry((server, session))
             .or_insert_with(|| SessionReport {
