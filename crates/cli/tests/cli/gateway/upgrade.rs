@@ -480,7 +480,7 @@ async fn a_new_process_that_is_not_ready_is_ended() {
     kill(gateway.process, "USR2");
     // It follows the upgrade.
     gateway.reload();
-    assert!(!is_running(new));
+    eventually("the end of the new process", || !is_running(new));
     let log = gateway.log();
     for line in [
         "the new process was not ready within 30 s",
