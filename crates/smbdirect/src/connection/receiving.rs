@@ -37,7 +37,10 @@ impl Connection {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropping the future loses no message.
+    /// Dropping the future loses no message: the message that it would have taken goes to the next call. Where a second
+    /// call waited already, that one may have taken the message after it. A program that needs the order
+    /// therefore drops the old future before it calls `recv` again. An aborted task drops its future when the
+    /// `JoinHandle` says so, not when `abort` returns.
     ///
     /// # Errors
     /// Returns why the connection is over. [`Closed`](ConnectionError::Closed) means that every message was received

@@ -569,7 +569,9 @@ async fn requests_of_every_size_together_cost_no_more() {
                 let answer = client.receive().await;
                 assert!(answer == Some(read_answer(id, &data, 0)), "{round} {size}");
             }
+            // A receiver that still waits would share the next READs with the next one.
             serving.abort();
+            assert!(serving.await.unwrap_err().is_cancelled());
             id += number;
             bound.check(&gateway);
         }
