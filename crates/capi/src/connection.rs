@@ -184,7 +184,8 @@ impl smbdirect_connection {
                             }
                             Err(error) => {
                                 let elapsed = begun.elapsed();
-                                last = Some(prepared.explained(error, address, elapsed).await);
+                                last =
+                                    Some(prepared.explained(error.fault, address, elapsed).await);
                             }
                         }
                     }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use smbdirect::{Config, ConnectError, Settings, rdma::work::ProviderError};
+use smbdirect::{Config, ConnectFault, Settings, rdma::work::ProviderError};
 use smbdirect_transport::{Kind, RdmaSettings, explain_connect, explain_listen};
 
 use crate::{
@@ -203,14 +203,14 @@ impl Prepared {
     /// fault.
     pub(crate) async fn explained(
         &self,
-        error: ConnectError,
+        error: ConnectFault,
         address: SocketAddr,
         elapsed: Duration,
     ) -> Failure {
         let negotiation = self.config.active_negotiation_timeout;
         // That time is for connecting, too.
         let is_negotiation =
-            elapsed >= negotiation || matches!(error, ConnectError::Negotiation(_));
+            elapsed >= negotiation || matches!(error, ConnectFault::Negotiation(_));
         let (limit, setting) = match self.rdma.kind {
             _ if is_negotiation => (negotiation, "active_negotiation_timeout_ms"),
             Kind::Roce => (self.rdma.roce.connect_timeout, "connect_timeout_ms"),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use smbdirect::{
-    ConfigError, ConnectError, ConnectionError, SendError, TransferFault,
+    ConfigError, ConnectFault, ConnectionError, SendError, TransferFault,
     rdma::{
         memory::{DeregisterError, RegisterFault},
         work::{ProviderError, ProviderErrorKind},
@@ -191,11 +191,11 @@ impl From<ConnectionError> for Failure {
     }
 }
 
-impl From<ConnectError> for Failure {
-    fn from(error: ConnectError) -> Self {
+impl From<ConnectFault> for Failure {
+    fn from(error: ConnectFault) -> Self {
         match error {
-            ConnectError::Provider(error) => error.into(),
-            ConnectError::Negotiation(error) => error.into(),
+            ConnectFault::Provider(error) => error.into(),
+            ConnectFault::Negotiation(error) => error.into(),
             _ => Self::new(SMBDIRECT_ERROR_LOST, error),
         }
     }

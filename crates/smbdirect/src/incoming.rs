@@ -73,7 +73,7 @@ impl IncomingListener {
                 Err(error) => failure.add(address, error),
             }
         }
-        Err(failure.into_error())
+        Err(failure.into_error().1)
     }
 
     /// Asks `admission` about each peer that connects from now on. A peer that it refuses takes no resources: by iWARP

@@ -230,8 +230,8 @@ mod waiters;
 
 #[cfg(feature = "tokio")]
 pub use connection::{
-    ConnectError, Connection, MemoryRegion, MessageOptions, ReadError, Reading, RegisterAllError,
-    Sending, TrySendError, Writing,
+    ConnectError, ConnectFault, Connection, MemoryRegion, MessageOptions, ReadError, Reading,
+    RegisterAllError, Sending, TrySendError, Writing,
 };
 #[doc(inline)]
 pub use engine::{

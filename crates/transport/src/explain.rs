@@ -4,7 +4,7 @@ use std::{fmt, io, net::SocketAddr, time::Duration};
 
 use anyhow::anyhow;
 use smbdirect::{
-    ConnectError, ConnectionError,
+    ConnectFault, ConnectionError,
     rdma::work::{ProviderError, ProviderErrorKind},
 };
 use tokio::{net::TcpStream, time::timeout};
@@ -95,14 +95,14 @@ impl From<ResolveError> for Unconnected {
 
 impl Cause {
     /// Returns what a failed connection by RDMA says about the peer.
-    pub(super) const fn of(error: &ConnectError) -> Self {
+    pub(super) const fn of(error: &ConnectFault) -> Self {
         match error {
-            ConnectError::Provider(error)
-            | ConnectError::Negotiation(ConnectionError::Provider(error)) => {
+            ConnectFault::Provider(error)
+            | ConnectFault::Negotiation(ConnectionError::Provider(error)) => {
                 Self::of_provider(error.kind)
             }
-            ConnectError::Negotiation(ConnectionError::TimedOut(_)) => Self::Silent,
-            ConnectError::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
+            ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => Self::Silent,
+            ConnectFault::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
                 Self::Closed
             }
             // Another fault of the negotiation, and variants to come.
@@ -163,11 +163,11 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// step could take.
 pub async fn explain_connect(
     kind: Kind,
-    error: &ConnectError,
+    error: &ConnectFault,
     address: SocketAddr,
     limit: Duration,
 ) -> anyhow::Error {
-    if let ConnectError::Provider(error) = error
+    if let ConnectFault::Provider(error) = error
         && error.kind == ProviderErrorKind::Local
     {
         return anyhow!("no RDMA connection to {address}: {}", in_short(error));
@@ -182,29 +182,29 @@ pub async fn explain_connect(
 
 /// Explains why there is no connection over iWARP.
 async fn explain_iwarp(
-    error: &ConnectError,
+    error: &ConnectFault,
     address: SocketAddr,
     limit: Duration,
 ) -> anyhow::Error {
     match error {
-        ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
+        ConnectFault::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
             explain_silence(address, limit).await
         }
-        ConnectError::Provider(error) => explain_provider(error, address),
-        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
+        ConnectFault::Provider(error) => explain_provider(error, address),
+        ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
             "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
              is it an SMB Direct listener?",
             text::time(limit)
         ),
-        ConnectError::Negotiation(ConnectionError::Provider(error)) => {
+        ConnectFault::Negotiation(ConnectionError::Provider(error)) => {
             anyhow!(
                 "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
             )
         }
-        ConnectError::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
+        ConnectFault::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
             anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
         }
-        ConnectError::Negotiation(error) => {
+        ConnectFault::Negotiation(error) => {
             anyhow!("SMB Direct was not negotiated with {address}: {error}")
         }
         error => anyhow!("no SMB Direct connection to {address}: {error}"),
@@ -212,9 +212,9 @@ async fn explain_iwarp(
 }
 
 /// Explains why there is no connection through an adapter.
-fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_verbs(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
     match error {
-        ConnectError::Provider(error) => {
+        ConnectFault::Provider(error) => {
             let what = in_short(error);
             match error.kind {
                 ProviderErrorKind::Refused => anyhow!(
@@ -238,9 +238,9 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
 }
 
 /// Explains why there is no connection over RoCE in software.
-fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_roce(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
     match error {
-        ConnectError::Provider(error) => {
+        ConnectFault::Provider(error) => {
             let what = in_short(error);
             match error.kind {
                 ProviderErrorKind::Refused => anyhow!(
@@ -270,9 +270,9 @@ fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
 }
 
 /// Explains why there is no connection within this process.
-fn explain_loopback(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_loopback(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
     match error {
-        ConnectError::Provider(error) if error.kind == ProviderErrorKind::Refused => {
+        ConnectFault::Provider(error) if error.kind == ProviderErrorKind::Refused => {
             Curable::error(
                 Setting::Kind,
                 format!(
@@ -281,7 +281,7 @@ fn explain_loopback(error: &ConnectError, address: SocketAddr) -> anyhow::Error 
                 ),
             )
         }
-        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
+        ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
             "the listener on {address} within this process did not negotiate in time; does the program \
              accept the connection?"
         ),
@@ -290,9 +290,9 @@ fn explain_loopback(error: &ConnectError, address: SocketAddr) -> anyhow::Error 
 }
 
 /// Explains why there is no SMB Direct on a connection by RDMA.
-fn explain_negotiation(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+fn explain_negotiation(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
     match error {
-        ConnectError::Negotiation(error) => anyhow!(
+        ConnectFault::Negotiation(error) => anyhow!(
             "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
         ),
         error => anyhow!("no SMB Direct connection to {address}: {error}"),

@@ -142,10 +142,11 @@ impl Rdma {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
-            let fault = explain_connect(self.kind, &error, address, self.connect_timeout).await;
+            let fault =
+                explain_connect(self.kind, &error.fault, address, self.connect_timeout).await;
             peer_span(address).in_scope(|| debug!("{fault:#}"));
             Err(Unconnected {
-                cause: Cause::of(&error),
+                cause: Cause::of(&error.fault),
                 error: fault,
             })
         });

@@ -12,7 +12,7 @@ use std::{
 };
 
 use smbdirect::{
-    Config, ConnectError, Connection, ConnectionError, Settings,
+    Config, ConnectFault, Connection, ConnectionError, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         provider::Provider,
@@ -157,13 +157,14 @@ async fn connect(candidate: &Candidate, address: SocketAddr) -> Result<Connectio
     let mut settings = Settings::default();
     settings.active_negotiation_timeout = NEGOTIATION_TIMEOUT;
     let config = Config::new(settings).expect("the settings are legal");
-    match Connection::connect(&*candidate.provider, address, config).await {
+    let connected = Connection::connect(&*candidate.provider, address, config).await;
+    match connected.map_err(|error| error.fault) {
         Ok(connection) => Ok(connection),
-        Err(ConnectError::Provider(error)) => Err(match candidate.kind {
+        Err(ConnectFault::Provider(error)) => Err(match candidate.kind {
             Kind::Iwarp => iwarp_fault(&error, address).await,
             _ => adapter_fault(&error),
         }),
-        Err(ConnectError::Negotiation(error)) => Err(negotiation_fault(&error)),
+        Err(ConnectFault::Negotiation(error)) => Err(negotiation_fault(&error)),
         Err(error) => Err(AttemptFault::Local(error.to_string())),
     }
 }

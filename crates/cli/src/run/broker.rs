@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use smbdirect::{
-    Config, ConnectError, Connection, ConnectionError,
+    Config, ConnectFault, Connection, ConnectionError,
     rdma::{provider::Provider, work::ProviderErrorKind},
 };
 use tokio::{
@@ -226,7 +226,7 @@ impl Connector {
             Ok(connection) => connection,
             Err(error) => {
                 // The program only learns an error number.
-                let number = number(&error);
+                let number = number(&error.fault);
                 report::error(&anyhow::Error::new(error).context(format!(
                     "no SMB Direct connection to {server} for the program"
                 )));
@@ -303,9 +303,9 @@ fn receive(program: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<Own
 }
 
 /// Returns the error number of a connection that failed, as TCP has it.
-fn number(error: &ConnectError) -> Errno {
+fn number(error: &ConnectFault) -> Errno {
     match error {
-        ConnectError::Provider(error) => match error.kind {
+        ConnectFault::Provider(error) => match error.kind {
             ProviderErrorKind::Refused
             | ProviderErrorKind::PortUnreachable
             | ProviderErrorKind::Rejected
@@ -315,7 +315,7 @@ fn number(error: &ConnectError) -> Errno {
             ProviderErrorKind::Address => Errno::HOSTUNREACH,
             _ => Errno::CONNRESET,
         },
-        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => Errno::TIMEDOUT,
+        ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => Errno::TIMEDOUT,
         _ => Errno::CONNREFUSED,
     }
 }

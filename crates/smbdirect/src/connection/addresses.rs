@@ -50,14 +50,17 @@ impl<E: fmt::Display + From<ProviderError>> Failure<E> {
         }
     }
 
-    /// Returns the error of the whole attempt.
-    pub(crate) fn into_error(self) -> E {
+    /// Returns the error of the whole attempt, and the address that it is of.
+    pub(crate) fn into_error(self) -> (Option<SocketAddr>, E) {
         self.error.map_or_else(
             || {
                 let what = "there is no address to try: the list of addresses is empty";
-                ProviderError::new(ProviderErrorKind::Local, what).into()
+                (
+                    None,
+                    ProviderError::new(ProviderErrorKind::Local, what).into(),
+                )
             },
-            |(_, error)| error,
+            |(address, error)| (Some(address), error),
         )
     }
 }

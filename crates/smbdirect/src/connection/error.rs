@@ -1,6 +1,6 @@
 //! The errors of [`Connection`](super::Connection).
 
-use std::{fmt, io};
+use std::{error::Error, fmt, io, net::SocketAddr};
 
 use bytes::BytesMut;
 use thiserror::Error;
@@ -13,10 +13,20 @@ use crate::{
     },
 };
 
+/// A [`Connection::connect`](super::Connection::connect) that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectError {
+    /// The address that failed, or `None` if none was found.
+    pub address: Option<SocketAddr>,
+    /// Why it failed.
+    pub fault: ConnectFault,
+}
+
 /// Why [`Connection::connect`](super::Connection::connect) failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum ConnectError {
+pub enum ConnectFault {
     /// No RDMA connection to the peer was established.
     #[error(transparent)]
     Provider(#[from] ProviderError),
@@ -29,6 +39,28 @@ impl ConnectError {
     /// Returns whether a later attempt with the same address and settings may succeed; see
     /// [`ConnectionError::is_retryable`].
     pub fn is_retryable(&self) -> bool {
+        self.fault.is_retryable()
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(address) = self.address {
+            write!(f, "{address}: ")?;
+        }
+        self.fault.fmt(f)
+    }
+}
+
+/// The text contains the fault, so the source is that of the fault.
+impl Error for ConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.fault.source()
+    }
+}
+
+impl ConnectFault {
+    pub(super) fn is_retryable(&self) -> bool {
         match self {
             Self::Provider(error) => error.kind.is_retryable(),
             Self::Negotiation(error) => error.is_retryable(),
@@ -38,19 +70,17 @@ impl ConnectError {
 
 impl From<ConnectError> for ConnectionError {
     fn from(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Provider(error) => error.into(),
-            ConnectError::Negotiation(error) => error,
+        match error.fault {
+            ConnectFault::Provider(error) => error.into(),
+            ConnectFault::Negotiation(error) => error,
         }
     }
 }
 
 impl From<ConnectError> for io::Error {
     fn from(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Provider(error) => error.into(),
-            ConnectError::Negotiation(error) => error.into(),
-        }
+        let kind = Self::from(ConnectionError::from(error.clone())).kind();
+        Self::new(kind, error)
     }
 }
 
@@ -137,8 +167,6 @@ impl From<RegisterAllError> for io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error as _;
-
     use super::*;
     use crate::{engine::Violation, rdma::work::ProviderErrorKind};
 
@@ -148,19 +176,22 @@ mod tests {
     fn connect_error_displays_its_cause_and_is_no_link_of_the_chain() {
         let provider = ProviderError::new(ProviderErrorKind::Refused, "connection refused");
         let ended = ConnectionError::from(Violation::WithoutCredit);
-        for (error, cause, source) in [
+        let address = "192.0.2.1:5445".parse().ok();
+        for (fault, cause, source) in [
             (
-                ConnectError::from(provider.clone()),
+                ConnectFault::from(provider.clone()),
                 provider.to_string(),
                 provider.source().map(ToString::to_string),
             ),
             (
-                ConnectError::from(ended.clone()),
+                ConnectFault::from(ended.clone()),
                 ended.to_string(),
                 ended.source().map(ToString::to_string),
             ),
         ] {
-            assert_eq!(error.to_string(), cause);
+            let error = ConnectError { address, fault };
+            assert_eq!(error.to_string(), format!("192.0.2.1:5445: {cause}"));
+            assert!(io::Error::from(error.clone()).to_string().contains(&cause));
             assert_eq!(error.source().map(ToString::to_string), source);
         }
     }

@@ -14,7 +14,7 @@ use tokio::net::ToSocketAddrs;
 use tracing::{Instrument, field};
 
 use super::{
-    ConnectError, Connection,
+    ConnectError, ConnectFault, Connection,
     addresses::{Failure, look_up},
 };
 #[cfg(feature = "metrics")]
@@ -73,11 +73,8 @@ impl Connection {
         let result = Self::connect_to_any(provider, address, config).await;
         #[cfg(feature = "metrics")]
         if let Err(error) = &result {
-            let cause = match error {
-                ConnectError::Provider(error) => ConnectionError::from(error.clone()).label(),
-                ConnectError::Negotiation(error) => error.label(),
-            };
-            metrics::failed(metrics::Role::Active, cause);
+            let cause = ConnectionError::from(error.clone());
+            metrics::failed(metrics::Role::Active, cause.label());
         }
         result
     }
@@ -90,18 +87,24 @@ impl Connection {
     ) -> Result<Self, ConnectError> {
         let (begun, limit) = (now(), config.active_negotiation_timeout);
         let addresses = within(limit, look_up(address)).await;
-        let addresses = addresses.unwrap_or_else(|| Err(timed_out("address was found")))?;
-        let mut failure = Failure::new(ConnectError::is_retryable);
+        let addresses = addresses
+            .unwrap_or_else(|| Err(timed_out("address was found")))
+            .map_err(|error| ConnectError {
+                address: None,
+                fault: error.into(),
+            })?;
+        let mut failure = Failure::new(ConnectFault::is_retryable);
         for address in addresses {
             match Self::connect_to(provider, address, &config, begun).await {
                 Ok(connection) => return Ok(connection),
-                Err(error) => failure.add(address, error),
+                Err(fault) => failure.add(address, fault),
             }
             if now() - begun >= limit {
                 break;
             }
         }
-        Err(failure.into_error())
+        let (address, fault) = failure.into_error();
+        Err(ConnectError { address, fault })
     }
 
     /// Connects to one address. The attempt with all addresses has begun at `begun`.
@@ -110,7 +113,7 @@ impl Connection {
         address: SocketAddr,
         config: &Config,
         begun: Instant,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, ConnectFault> {
         let span = connection_span(address);
         let connecting = async {
             let mut engine = engine::Connection::active(config.clone(), begun);
@@ -129,7 +132,7 @@ impl Connection {
                 .await
                 .unwrap_or_else(|| Err(timed_out("RDMA connection was made")))
                 //= SMBD-3.1.4.1-08
-                .map_err(ConnectError::Provider)?;
+                .map_err(ConnectFault::Provider)?;
             span.record("local", field::display(connected.local_addr));
             engine.handle_connected(limits(provider, &connected)?);
             //= SMBD-3.1.4.1-10

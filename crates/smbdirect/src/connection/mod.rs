@@ -12,7 +12,7 @@ mod sending;
 mod transfer;
 
 pub(crate) use addresses::{Failure, look_up};
-pub use error::{ConnectError, ReadError, RegisterAllError, TrySendError};
+pub use error::{ConnectError, ConnectFault, ReadError, RegisterAllError, TrySendError};
 pub(crate) use establish::{encoded, read_depths};
 pub use handle::Connection;
 pub use memory_region::MemoryRegion;

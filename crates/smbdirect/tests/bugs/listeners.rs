@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::{
-    Config, ConnectError, Connection, Listener, Settings,
+    Config, ConnectError, ConnectFault, Connection, Listener, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig, ddp::Header},
         loopback::{Loopback, LoopbackConfig},
@@ -76,7 +76,13 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
             config.clone(),
         ))
         .await;
-        assert!(matches!(refused, Err(ConnectError::Provider(_))));
+        assert!(matches!(
+            refused,
+            Err(ConnectError {
+                fault: ConnectFault::Provider(_),
+                ..
+            })
+        ));
     }
 }
 
@@ -143,7 +149,10 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
     while let Some(result) = within(connecting.join_next()).await {
         match result.unwrap() {
             Ok(connection) => connections.push(connection),
-            Err(ConnectError::Provider(error)) => {
+            Err(ConnectError {
+                fault: ConnectFault::Provider(error),
+                ..
+            }) => {
                 assert_eq!(error.kind, ProviderErrorKind::TimedOut, "{error}");
                 refused += 1;
             }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use smbdirect::{
-    AcceptError, ConnectError, Connection, ConnectionError, Incoming,
+    AcceptError, ConnectFault, Connection, ConnectionError, Incoming,
     deadline::within,
     rdma::work::{ProviderError, ProviderErrorKind},
 };
@@ -208,7 +208,7 @@ pub(super) async fn connect<C: EndpointContext>(
     let config = device.settings.config.clone();
     let connecting = Connection::connect(&*device.provider, remote, config);
     let result = match within(limit, connecting).await {
-        Some(result) => result.map_err(|error| connect_status(&error)),
+        Some(result) => result.map_err(|error| connect_status(&error.fault)),
         None => Err(Status::IO_TIMEOUT),
     };
     if let Some(shared) = endpoint.upgrade() {
@@ -309,10 +309,10 @@ const fn accept_status(error: &AcceptError) -> Status {
 }
 
 /// Returns the status with which a connect completes after `error`.
-fn connect_status(error: &ConnectError) -> Status {
+fn connect_status(error: &ConnectFault) -> Status {
     //= TDI-CONN-00
     match error {
-        ConnectError::Provider(ProviderError { kind, .. }) => match kind {
+        ConnectFault::Provider(ProviderError { kind, .. }) => match kind {
             ProviderErrorKind::Address => Status::BAD_NETWORK_PATH,
             ProviderErrorKind::Refused
             | ProviderErrorKind::PortUnreachable
@@ -322,7 +322,7 @@ fn connect_status(error: &ConnectError) -> Status {
             ProviderErrorKind::Local => Status::INSUFFICIENT_RESOURCES,
             _ => Status::CONNECTION_ABORTED,
         },
-        ConnectError::Negotiation(error) => match error {
+        ConnectFault::Negotiation(error) => match error {
             ConnectionError::TimedOut(_) => Status::IO_TIMEOUT,
             ConnectionError::Violation(_) => Status::CONNECTION_ABORTED,
             ConnectionError::Provider(error) if error.kind == ProviderErrorKind::Reset => {
@@ -429,9 +429,9 @@ mod tests {
                 Status::CONNECTION_REFUSED,
             ),
         ] {
-            let error = ConnectError::Provider(provider(kind));
+            let error = ConnectFault::Provider(provider(kind));
             assert_eq!(connect_status(&error), status, "{kind:?}");
-            let error = ConnectError::Negotiation(provider(kind).into());
+            let error = ConnectFault::Negotiation(provider(kind).into());
             assert_eq!(connect_status(&error), while_negotiating, "{kind:?}");
         }
         for (error, status) in [
@@ -442,7 +442,7 @@ mod tests {
             (Violation::WithoutCredit.into(), Status::CONNECTION_ABORTED),
             (ConnectionError::Closed, Status::CONNECTION_REFUSED),
         ] {
-            let error = ConnectError::Negotiation(error);
+            let error = ConnectFault::Negotiation(error);
             assert_eq!(connect_status(&error), status, "{error}");
         }
     }

@@ -5,7 +5,7 @@ use std::{future::poll_fn, io, net::SocketAddr, pin::Pin, sync::Arc, time::Durat
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use smbdirect::{
-    Access, BufferDescriptorV1, Config, ConnectError, Connection, ConnectionError,
+    Access, BufferDescriptorV1, Config, ConnectError, ConnectFault, Connection, ConnectionError,
     IncomingListener, Listener, Message, SendError, Settings,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -45,7 +45,11 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
         };
         let connecting = Connection::connect(&*provider, address, Config::default());
         let (result, ()) = within(async { tokio::join!(connecting, deciding) }).await;
-        let Err(ConnectError::Provider(error)) = result else {
+        let Err(ConnectError {
+            fault: ConnectFault::Provider(error),
+            ..
+        }) = result
+        else {
             panic!("a refused peer got a connection");
         };
         assert_eq!(error.kind, ProviderErrorKind::Rejected);
@@ -114,13 +118,19 @@ async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
     let refusing = refuse_negotiation(&mut *listener, status);
     let (result, ()) = within(async { tokio::join!(connecting, refusing) }).await;
     let refused = ConnectionError::Refused(status);
-    assert_eq!(result.unwrap_err(), ConnectError::Negotiation(refused));
+    let error = result.unwrap_err();
+    assert_eq!(error.address, Some(address));
+    assert_eq!(error.fault, ConnectFault::Negotiation(refused));
     // The port is free again, and no process listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
     let connecting = Connection::connect(&*provider, address, Config::default());
-    let Err(ConnectError::Provider(error)) = within(connecting).await else {
+    let Err(ConnectError {
+        fault: ConnectFault::Provider(error),
+        ..
+    }) = within(connecting).await
+    else {
         panic!("a process listens on {address}");
     };
     assert_eq!(error.kind, ProviderErrorKind::Refused);
@@ -142,7 +152,7 @@ async fn connecting_takes_no_longer_than_the_negotiation_timer() {
     // The error differs from the error for a peer that does not negotiate.
     let error = within(connecting).await.unwrap_err();
     assert!(
-        matches!(&error, ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut),
+        matches!(&error, ConnectError { fault: ConnectFault::Provider(error), .. } if error.kind == ProviderErrorKind::TimedOut),
         "{error:?}"
     );
 }
@@ -241,13 +251,21 @@ async fn addresses_are_tried_in_turn(provider: Arc<dyn Provider>) {
         ),
     ];
     for (failed, kind) in failures {
-        let Err(ConnectError::Provider(error)) = failed else {
+        let Err(ConnectError {
+            fault: ConnectFault::Provider(error),
+            ..
+        }) = failed
+        else {
             panic!("{failed:?}");
         };
         assert_eq!(error.kind, kind, "{error}");
     }
     let failed = Connection::connect(&*provider, &[unused][..], Config::default()).await;
-    let Err(ConnectError::Provider(error)) = failed else {
+    let Err(ConnectError {
+        fault: ConnectFault::Provider(error),
+        ..
+    }) = failed
+    else {
         panic!("{failed:?}");
     };
     assert_eq!(error.kind, ProviderErrorKind::Refused, "{error}");

@@ -4,7 +4,7 @@ use std::{future::pending, net::SocketAddr, pin::Pin, time::Duration};
 
 use futures_core::Stream;
 use smbdirect::{
-    Config, ConnectError, Connection, IncomingListener, Listener, Loopback, Settings,
+    Config, ConnectError, ConnectFault, Connection, IncomingListener, Listener, Loopback, Settings,
     rdma::{
         provider::{
             BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderAttributes,
@@ -64,7 +64,10 @@ fn addresses(ports: &[u16]) -> Vec<SocketAddr> {
 async fn connect(ports: &[u16], config: Config) -> ProviderError {
     let addresses = addresses(ports);
     match Connection::connect(&Failing, &addresses[..], config).await {
-        Err(ConnectError::Provider(error)) => error,
+        Err(ConnectError {
+            fault: ConnectFault::Provider(error),
+            ..
+        }) => error,
         other => panic!("{other:?}"),
     }
 }

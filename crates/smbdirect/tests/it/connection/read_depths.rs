@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use smbdirect::{
-    Access, Config, ConnectError, Connection, Listener,
+    Access, Config, ConnectError, ConnectFault, Connection, Listener,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         work::ProviderErrorKind,
@@ -161,7 +161,11 @@ async fn reply_with_read_depth_zero_fails_the_connect() {
         peer
     };
     let (connected, _peer) = within(async { tokio::join!(connecting, answering) }).await;
-    let Err(ConnectError::Provider(error)) = connected else {
+    let Err(ConnectError {
+        fault: ConnectFault::Provider(error),
+        ..
+    }) = connected
+    else {
         panic!("{connected:?}");
     };
     assert_eq!(error.kind, ProviderErrorKind::Protocol);
