@@ -104,9 +104,33 @@ pub(super) const fn receives_to_post(
     if wanted < room { wanted } else { room }
 }
 
+/// Returns whether a message waits to spend the last send credit, for which it has to carry a grant. `waiting` is true if
+/// the send queue is not empty.
+pub(super) const fn spends_last_credit(
+    send_credits: u16,
+    send_immediate: bool,
+    waiting: bool,
+) -> bool {
+    send_credits == 1 && (send_immediate || waiting)
+}
+
+/// Returns whether a received message is quiet: it is empty and requests no response.
+pub(super) const fn is_quiet(data_length: u32, remaining_data_length: u32, asks: bool) -> bool {
+    data_length == 0 && remaining_data_length == 0 && !asks
+}
+
+/// Returns whether a received message is answered at once, even if there are no credits to grant. `waiting` is true if the
+/// send queue is not empty.
+pub(super) const fn prompts(asks: bool, quiet: bool, is_2014: bool, waiting: bool) -> bool {
+    //= SMBD-3.1.5.8-09
+    //= SMBD-3.1.5.8-09b
+    //= SMBD-3.1.5.8-07b
+    asks || (is_2014 && !quiet && !waiting)
+}
+
 /// Returns whether a message may begin with the last send credit: it can carry a grant, or the policy permits a message
 /// without one because the peer holds `granted` credits.
-pub(super) const fn may_spend_last(grantable: u16, is_strict: bool, granted: u16) -> bool {
+const fn may_spend_last(grantable: u16, is_strict: bool, granted: u16) -> bool {
     grantable > 0 || (!is_strict && granted > 0)
 }
 
@@ -136,10 +160,6 @@ impl ReceiveCredits {
     /// Returns the number of posted receives.
     pub(super) fn posted(&self) -> u16 {
         self.granted + self.available
-    }
-
-    pub(super) fn granted(&self) -> u16 {
-        self.granted
     }
 
     pub(super) fn report(&self, send_credits: u16, send_credit_target: u16) -> Credits {
@@ -230,7 +250,7 @@ impl ReceiveCredits {
     ///
     /// The end shall grant when the peer holds no credit, when the peer holds a quarter or less of its target and
     /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised its target.
-    pub(super) fn should_grant(&self) -> bool {
+    fn should_grant(&self) -> bool {
         let grant = self.grantable(false);
         if grant == 0 {
             return false;
@@ -249,6 +269,47 @@ impl ReceiveCredits {
         let quarter = self.limit() / 4;
         let low = self.granted <= quarter && grant >= quarter;
         self.target_rose || low || grant >= GRANT_BATCH
+    }
+
+    /// Returns CreditsGranted of a message sent now, or `None` if no message may be sent now (3.1.5.1).
+    #[inline(always)]
+    pub(super) fn next_grant(&self, send_credits: u16, is_strict: bool) -> Option<u16> {
+        //= SMBD-3.1.5.1-04
+        //= SMBD-3.1.5.9-10
+        if send_credits == 0 {
+            return None;
+        }
+        //= SMBD-3.1.5.1-05
+        //= SMBD-3.1.5.1-05b
+        let last = send_credits == 1;
+        let grant = self.grantable(last);
+        //= SMBD-3.1.5.1-06
+        //= SMBD-3.1.5.1-06b
+        (!last || may_spend_last(grant, is_strict, self.granted)).then_some(grant)
+    }
+
+    /// Returns whether an end may begin a message, if necessary after it has posted one of the `affordable` receives.
+    pub(super) fn may_begin(&self, send_credits: u16, is_strict: bool, affordable: u16) -> bool {
+        match send_credits {
+            0 => false,
+            1 => may_spend_last(
+                self.grantable(true).max(affordable),
+                is_strict,
+                self.granted,
+            ),
+            _ => true,
+        }
+    }
+
+    /// Returns whether an end with no queued message shall send an empty one.
+    pub(super) fn empty_message_is_due(
+        &self,
+        send_immediate: bool,
+        holds_first_grant: bool,
+    ) -> bool {
+        //= SMBD-3.1.5.8-07
+        //= SMBD-3.1.5.9-09
+        send_immediate || (!holds_first_grant && self.should_grant())
     }
 
     /// Returns whether the peer shall be granted two credits even if its target is 1.
@@ -306,7 +367,7 @@ mod tests {
         assert_eq!(credits.missing(true), 0);
         assert_eq!((credits.grantable(false), credits.grantable(true)), (0, 1));
         credits.grant(1);
-        assert_eq!(credits.granted(), 4);
+        assert_eq!(credits.granted, 4);
     }
 
     //= SMBD-3.1.5.1-04 test
@@ -343,7 +404,7 @@ mod tests {
         post_all(&mut credits);
         assert!(credits.should_grant());
         credits.grant(credits.grantable(false));
-        assert_eq!(credits.granted(), 20);
+        assert_eq!(credits.granted, 20);
         credits.set_target(5);
         assert_eq!((credits.grantable(false), post_all(&mut credits)), (0, 0));
         assert!(!credits.should_grant());
@@ -368,7 +429,7 @@ mod tests {
             assert!(credits.received(quiet));
             // The provider has room for one receive only.
             credits.post(1);
-            assert_eq!((credits.granted(), credits.posted()), (0, 1));
+            assert_eq!((credits.granted, credits.posted()), (0, 1));
             assert_eq!(credits.should_grant(), answered);
         }
     }
@@ -455,9 +516,9 @@ mod tests {
                     credits.grant(credits.grantable(false));
                 }
                 let ordinary = begun_with.saturating_sub(1);
-                assert!(credits.granted() <= owed.max(ordinary), "seed {seed}");
+                assert!(credits.granted <= owed.max(ordinary), "seed {seed}");
             }
-            assert!(credits.granted() < begun_with, "seed {seed}");
+            assert!(credits.granted < begun_with, "seed {seed}");
         }
     }
 
@@ -483,7 +544,7 @@ mod tests {
         assert_eq!(post_all(&mut credits), 2);
         assert!(credits.should_grant());
         credits.grant(credits.grantable(false));
-        assert_eq!(credits.granted(), 2);
+        assert_eq!(credits.granted, 2);
         assert!(credits.received(true));
         post_all(&mut credits);
         assert!(!credits.should_grant());

@@ -9,7 +9,10 @@ use super::{Connection, Kind, Role, log::Log};
 use crate::{
     engine::{
         config::Revision,
-        credits::{affordable_receives, owed_credits, receives_to_post},
+        credits::{
+            affordable_receives, is_quiet, owed_credits, prompts, receives_to_post,
+            spends_last_credit,
+        },
         error::{ConnectionError, Violation},
         event::Event,
         negotiate_messages::{Negotiated, receive_negotiate_request, receive_negotiate_response},
@@ -88,7 +91,7 @@ impl Connection {
             self.config.policy.tolerate_empty_in_sequence,
         )?;
         let asks = header.flags.contains(Flags::RESPONSE_REQUESTED);
-        let quiet = header.data_length == 0 && header.remaining_data_length == 0 && !asks;
+        let quiet = is_quiet(header.data_length, header.remaining_data_length, asks);
         if !self.receive_credits.received(quiet) {
             return Err(Violation::WithoutCredit);
         }
@@ -97,16 +100,8 @@ impl Connection {
             self.stalls.end_credit_stall(now, &mut self.statistics);
         }
         self.count_received(&header, asks);
-        //= SMBD-3.1.5.8-09
-        //= SMBD-3.1.5.8-09b
-        if asks {
-            cold_path();
-            self.send_immediate = true;
-        }
-        //= SMBD-3.1.5.8-07b
-        if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {
-            self.send_immediate = true;
-        }
+        let is_2014 = self.config.policy.revision == Revision::V2014;
+        self.send_immediate |= prompts(asks, quiet, is_2014, !self.send_queue.is_empty());
         self.deliver(part, &header, payload, invalidated.is_some());
         Ok(())
     }
@@ -254,13 +249,9 @@ impl Connection {
 
     /// Returns the number of receives to post for the peer beyond those that are posted.
     fn missing_receives(&self) -> u16 {
-        self.receive_credits.missing(self.spends_last_credit())
-    }
-
-    /// Returns whether a message waits to spend the last send credit, for which it has to carry a
-    /// grant.
-    fn spends_last_credit(&self) -> bool {
-        self.send_credits == 1 && (self.send_immediate || !self.send_queue.is_empty())
+        let waiting = !self.send_queue.is_empty();
+        let last = spends_last_credit(self.send_credits, self.send_immediate, waiting);
+        self.receive_credits.missing(last)
     }
 }
 

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use super::{Connection, Kind, Role, log::Log};
 use crate::{
     engine::{
-        credits::may_spend_last,
         error::{ConnectionError, SendError},
         event::{Event, MessageId},
         in_flight::Sent,
@@ -119,45 +118,30 @@ impl Connection {
     /// (3.1.5.1). The next message is the head of the queue if `waiting`, and an empty message
     /// otherwise.
     fn next_grant(&mut self, now: Instant, waiting: bool) -> Option<u16> {
-        //= SMBD-3.1.5.1-04
-        //= SMBD-3.1.5.9-10
-        if self.send_credits == 0 {
-            if waiting {
-                self.wait_for_credit(now);
-            }
-            return None;
+        let is_strict = self.config.policy.strict_last_credit;
+        let grant = self
+            .receive_credits
+            .next_grant(self.send_credits, is_strict);
+        if self.send_credits <= 1 {
+            self.note_credit_stall(now, waiting && grant.is_none(), grant.is_some());
         }
-        //= SMBD-3.1.5.1-05
-        //= SMBD-3.1.5.1-05b
-        let last_credit = self.send_credits == 1;
-        let grant = self.receive_credits.grantable(last_credit);
-        if last_credit {
-            self.last_grant(now, waiting, grant)
-        } else {
-            Some(grant)
-        }
+        grant
     }
 
-    /// Returns `grant` if the last send credit may be spent on a message that carries it.
+    /// Records that a message waits for a send credit, or no longer waits. Without any credit, the Send Credit Grant Timer
+    /// runs.
     // Out of line, so that the messages before the last credit do not pay for it.
     #[cold]
     #[inline(never)]
-    fn last_grant(&mut self, now: Instant, waiting: bool, grant: u16) -> Option<u16> {
-        //= SMBD-3.1.5.1-06
-        //= SMBD-3.1.5.1-06b
-        if !self.may_spend_last(grant) {
-            if waiting {
-                self.stalls.begin_credit_stall(now, &mut self.statistics);
+    fn note_credit_stall(&mut self, now: Instant, begins: bool, ends: bool) {
+        if begins {
+            if self.send_credits == 0 {
+                self.start_credit_grant_timer(now);
             }
-            return None;
+            self.stalls.begin_credit_stall(now, &mut self.statistics);
+        } else if ends {
+            self.stalls.end_credit_stall(now, &mut self.statistics);
         }
-        self.stalls.end_credit_stall(now, &mut self.statistics);
-        Some(grant)
-    }
-
-    fn may_spend_last(&self, grantable: u16) -> bool {
-        let is_strict = self.config.policy.strict_last_credit;
-        may_spend_last(grantable, is_strict, self.receive_credits.granted())
     }
 
     /// Returns whether this end has a send credit that it may spend, if necessary after it has posted a receive.
@@ -165,22 +149,10 @@ impl Connection {
         let Role::Established(negotiated) = &self.role else {
             return false;
         };
-        match self.send_credits {
-            0 => false,
-            1 => {
-                let posted = self.receive_credits.grantable(true);
-                self.may_spend_last(posted.max(self.affordable_receives(negotiated)))
-            }
-            _ => true,
-        }
-    }
-
-    /// Records that a message waits because this end has no send credit.
-    #[cold]
-    #[inline(never)]
-    fn wait_for_credit(&mut self, now: Instant) {
-        self.start_credit_grant_timer(now);
-        self.stalls.begin_credit_stall(now, &mut self.statistics);
+        let is_strict = self.config.policy.strict_last_credit;
+        let affordable = self.affordable_receives(negotiated);
+        self.receive_credits
+            .may_begin(self.send_credits, is_strict, affordable)
     }
 
     /// Sends one message, for which [`next_grant`](Self::next_grant) has returned `grant` (3.1.5.1,
@@ -282,11 +254,9 @@ impl Connection {
         statistics.messages_sent += u64::from(completes);
     }
 
-    /// Returns whether an end with no queued message shall send an empty one.
     fn empty_message_is_due(&self) -> bool {
-        //= SMBD-3.1.5.8-07
-        //= SMBD-3.1.5.9-09
-        self.send_immediate || (!self.holds_first_grant && self.receive_credits.should_grant())
+        self.receive_credits
+            .empty_message_is_due(self.send_immediate, self.holds_first_grant)
     }
 
     /// Counts a stall if the send queue is full and keeps back work that could be posted otherwise.
