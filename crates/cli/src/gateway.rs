@@ -9,7 +9,6 @@ mod file;
 mod keys;
 mod listeners;
 mod output;
-mod registry;
 mod reload;
 mod services;
 mod transparent;
@@ -19,7 +18,10 @@ use std::{env, future::Future, path::PathBuf, pin::pin, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use smbdirect_gateway::Protocol;
+use smbdirect_gateway::{
+    Protocol,
+    observe::{Access, Registry, Server},
+};
 use tracing::warn;
 
 use crate::{
@@ -35,7 +37,6 @@ use crate::{
 
 use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
-use registry::Registry;
 use services::Services;
 use transparent::Transparent;
 use upgrade::{Knowledge, Predecessor, Successor};
@@ -284,13 +285,13 @@ impl Gateway {
                 let listening = services.listen(planned, &mut inherited).await?;
                 let mut server = metrics.bind(&mut inherited.kept).await?;
                 if let Some(path) = &control {
-                    let server = server.get_or_insert_with(metrics::Server::new);
-                    server.bind_control(path, &inherited.kept).await?;
+                    let server = server.get_or_insert_with(Server::new);
+                    metrics::bind_path(server, path, Access::Control, &inherited.kept).await?;
                 }
                 let (knowledge, predecessor) = be_ready(inherited, requests).await?;
                 services.begin_all(listening, knowledge, predecessor);
                 if let Some(server) = &mut server {
-                    server.start(report, services.registry());
+                    metrics::start(server, report, services.registry());
                 }
                 Ok::<_, anyhow::Error>(server)
             } => started?,
@@ -337,7 +338,7 @@ async fn be_ready(
 async fn serve(
     mut signals: Signals,
     mut services: Services,
-    metrics: Option<metrics::Server>,
+    metrics: Option<Server>,
 ) -> Result<()> {
     let mut watched = pin!(systemd::keep_watchdog_quiet());
     let result = tokio::select! {
@@ -401,7 +402,7 @@ impl Signals {
     async fn until_end(
         &mut self,
         services: &mut Services,
-        metrics: Option<&metrics::Server>,
+        metrics: Option<&Server>,
     ) -> Result<End> {
         let registry = services.registry();
         report_ready(services);
@@ -512,14 +513,14 @@ fn report_ready(services: &Services) {
 ///
 /// # Errors
 /// There can be no such process.
-fn sockets(services: &Services, metrics: Option<&metrics::Server>) -> Result<Vec<systemd::Passed>> {
+fn sockets(services: &Services, metrics: Option<&Server>) -> Result<Vec<systemd::Passed>> {
     // What waits for the first process has not ended with it.
     if let Some(why) = upgrade::prevented().filter(|_| !services.is_successor()) {
         bail!("{why}; restart it instead");
     }
     let mut sockets = services.sockets()?;
     if let Some(server) = metrics {
-        sockets.extend(server.sockets()?);
+        sockets.extend(metrics::passed(server)?);
     }
     Ok(sockets)
 }

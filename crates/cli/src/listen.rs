@@ -15,13 +15,14 @@ use serde::Serialize;
 use smbdirect::{
     Access, Connection, ConnectionError, Listener, SendError, Sending, Statistics, metrics::Family,
 };
+use smbdirect_gateway::observe::Figures;
 use smbdirect_transport::Kept;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
     failure::{Kind, OfKind},
-    metrics::{Figures, MetricsOptions},
+    metrics::{self, MetricsOptions},
     options::{
         AcceptOptions, Address, CommonOptions, Transport, at_least_one, size, with_profiles,
     },
@@ -156,7 +157,8 @@ impl Listen {
             transport: self.options.transport,
         });
         if let Some(server) = &mut metrics {
-            server.start(report, Arc::new(Title(format!("listen {address}"))));
+            let title = Title(format!("listen {address}"));
+            metrics::start(server, report, Arc::new(title));
         }
         serve(listener, mode, report, self.most(), interrupted).await
     }
@@ -192,7 +194,7 @@ impl Figures for Title {
     }
 
     fn families(&self) -> Vec<Family> {
-        Vec::new()
+        metrics::of_program()
     }
 }
 

@@ -1,53 +1,28 @@
 //! `--metrics ADDR`: figures of a running gateway or listener, over HTTP.
-//!
-//! `GET /metrics` returns them as Prometheus text, and `GET /status` as JSON, with each connection,
-//! for `smbdirect top`. There is no authentication, so the address should be one that only the
-//! monitoring can reach.
 
 mod client;
 mod endpoint;
-mod past;
-mod process;
-mod server;
-mod socket;
-mod source;
-mod status;
-mod text;
 
-#[cfg(unix)]
-use std::io;
-use std::{
-    net::TcpListener,
-    path::Path,
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{io, path::Path, sync::Arc};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
-use smbdirect::rdma::software::network::NetworkSettings;
+use smbdirect::{
+    metrics::{Family, Kind},
+    rdma::software::network::NetworkSettings,
+};
+use smbdirect_gateway::observe::{Access, Figures, Server};
 use smbdirect_transport::Kept;
-use tokio::task::JoinSet;
 
 pub(crate) use client::ask;
 pub(crate) use endpoint::Endpoint;
-pub(crate) use past::{Counters, keep, restore};
-#[cfg(feature = "top")]
-pub(crate) use process::ThreadStatus;
-pub(crate) use source::{Answer, Figures, counters};
-pub(crate) use status::Waited;
-#[cfg(feature = "top")]
-pub(crate) use status::{ConnectionStatus, Status, Traffic};
 
-use socket::Socket;
-use source::Source;
-
-#[cfg(unix)]
-use crate::report;
 use crate::{
     failure::{self, OfKind},
-    report::Report,
+    panics,
+    report::{self, Report},
+    streams,
     systemd::{KEPT, Passed},
     transport,
 };
@@ -66,24 +41,6 @@ pub(crate) struct MetricsOptions {
     pub(crate) metrics: Option<Endpoint>,
 }
 
-/// The server of the figures. Dropping the value ends the service.
-pub(crate) struct Server {
-    sockets: Vec<(Served, Socket)>,
-    /// Duplicates of the sockets that have no path.
-    duplicates: Vec<TcpListener>,
-    started: Instant,
-    tasks: JoinSet<()>,
-}
-
-/// What a socket is for.
-#[derive(Clone, Debug)]
-enum Served {
-    /// Reading figures.
-    Metrics(String),
-    /// Also changing what runs.
-    Control,
-}
-
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
@@ -97,131 +54,91 @@ impl MetricsOptions {
     /// # Errors
     /// No address can be used: the reason, and what to try.
     pub(crate) async fn bind(&self, kept: &mut Kept) -> Result<Option<Server>> {
-        static STARTED: OnceLock<Instant> = OnceLock::new();
-        let started = *STARTED.get_or_init(Instant::now);
         let Some(address) = &self.metrics else {
             return Ok(None);
         };
-        process::open();
-        let mut duplicates = Vec::new();
-        let sockets = match address {
+        let mut server = Server::new();
+        match address {
             Endpoint::Address(address) => {
                 let network = NetworkSettings::default();
                 let listeners = transport::listen_tcp_all(address, DEFAULT_PORT, &network, kept);
-                let listeners = listeners.await;
-                let listeners = listeners.of_kind(failure::Kind::Listen)?;
-                for listener in &listeners {
-                    duplicates.push(transport::duplicate(listener)?);
+                for listener in listeners.await.of_kind(failure::Kind::Listen)? {
+                    server.add_tcp(listener)?;
                 }
-                listeners.into_iter().map(Socket::Tcp).collect()
             }
-            Endpoint::Path(path) => vec![on_path(path, METRICS_MODE, kept).await?],
-        };
-        let of_metrics = |socket: Socket| {
-            let bound = socket.address().map(|address| address.to_string());
-            let name = bound.unwrap_or_else(|| address.to_string());
-            (Served::Metrics(name), socket)
-        };
-        Ok(Some(Server {
-            sockets: sockets.into_iter().map(of_metrics).collect(),
-            duplicates,
-            started,
-            tasks: JoinSet::new(),
-        }))
+            Endpoint::Path(path) => bind_path(&mut server, path, Access::Read, kept).await?,
+        }
+        Ok(Some(server))
     }
 }
 
 /// Listens on the path of a Unix socket, which it takes over if `kept` are the sockets of a process that still serves.
-async fn on_path(path: &Path, mode: u32, kept: &Kept) -> Result<Socket> {
+///
+/// # Errors
+/// The path cannot be used: the reason, and what to try.
+pub(crate) async fn bind_path(
+    server: &mut Server,
+    path: &Path,
+    access: Access,
+    kept: &Kept,
+) -> Result<()> {
     #[cfg(unix)]
-    let bound = socket::listen_on_path(path, mode, kept.is_shared());
-    #[cfg(unix)]
-    let bound = bound.await.map_err(|error| {
+    let bound = server.add_path(path, access, kept.is_shared()).await;
+    #[cfg(not(unix))]
+    let bound: io::Result<()> = {
+        let _ = (server, access, kept);
+        Err(io::ErrorKind::Unsupported.into())
+    };
+    let explained = bound.map_err(|error| {
         let why = match error.kind() {
             io::ErrorKind::AddrInUse => "another process serves there".into(),
             io::ErrorKind::AlreadyExists => "it exists and is not a socket".into(),
+            io::ErrorKind::Unsupported => "sockets with a path are for Unix".into(),
             _ => report::plain(&error),
         };
         anyhow!("cannot listen on {}: {why}; check the path", path.display())
     });
-    #[cfg(not(unix))]
-    let bound: Result<Socket> = {
-        let _ = (mode, kept);
-        Err(anyhow!(
-            "cannot listen on {}: sockets with a path are for Unix",
-            path.display()
-        ))
-    };
-    bound.of_kind(failure::Kind::Listen)
+    explained.of_kind(failure::Kind::Listen)
 }
 
-/// Permissions of the socket of --metrics, for its user and group.
-const METRICS_MODE: u32 = 0o660;
-/// Permissions of the control socket.
-const CONTROL_MODE: u32 = 0o600;
+/// Returns the sockets of `server` that have no path, for a process that takes the place of this one.
+///
+/// # Errors
+/// The system has too many open files.
+pub(crate) fn passed(server: &Server) -> Result<Vec<Passed>> {
+    let named = |socket| Passed {
+        name: KEPT.to_owned(),
+        socket,
+    };
+    Ok(server.duplicates()?.into_iter().map(named).collect())
+}
 
-impl Server {
-    /// Returns a server that serves nowhere yet.
-    pub(crate) fn new() -> Self {
-        process::open();
-        Self {
-            sockets: Vec::new(),
-            duplicates: Vec::new(),
-            started: Instant::now(),
-            tasks: JoinSet::new(),
+/// Serves `figures`, and reports the addresses.
+pub(crate) fn start(server: &mut Server, report: Report, figures: Arc<dyn Figures>) {
+    for address in server.start(figures) {
+        if address.contains('/') {
+            report.line(format_args!("metrics on {address}"));
+        } else {
+            report.line(format_args!("metrics on http://{address}/metrics"));
         }
+        report.event(&Event::Metrics { address: &address });
     }
+}
 
-    /// Serves the control of what runs on the path of a Unix socket, too, for its user alone.
-    ///
-    /// # Errors
-    /// The path cannot be used.
-    pub(crate) async fn bind_control(&mut self, path: &Path, kept: &Kept) -> Result<()> {
-        let socket = on_path(path, CONTROL_MODE, kept).await?;
-        self.sockets.push((Served::Control, socket));
-        Ok(())
-    }
-
-    /// Returns duplicates of the sockets that have no path, for a process that takes the place of this one.
-    ///
-    /// # Errors
-    /// The system has too many open files.
-    pub(crate) fn sockets(&self) -> Result<Vec<Passed>> {
-        let duplicate = |socket: &TcpListener| {
-            let (name, socket) = (KEPT.to_owned(), socket.try_clone()?);
-            Ok(Passed { name, socket })
-        };
-        self.duplicates.iter().map(duplicate).collect()
-    }
-
-    /// Ends the service. The paths of its sockets are removed when it returns.
-    pub(crate) async fn end(mut self) {
-        self.tasks.shutdown().await;
-    }
-
-    /// Serves `figures`, and reports the addresses.
-    pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
-        let source = Arc::new(Source::new(self.started, figures));
-        let room = server::room();
-        // Whoever reads of an address finds all of them.
-        self.sockets
-            .iter_mut()
-            .for_each(|(_, socket)| socket.open());
-        for (served, socket) in self.sockets.drain(..) {
-            let site = server::Site {
-                source: source.clone(),
-                has_control: matches!(served, Served::Control),
-            };
-            self.tasks.spawn(server::serve(socket, site, room.clone()));
-            if let Served::Metrics(address) = served {
-                let is_path = address.contains('/');
-                if is_path {
-                    report.line(format_args!("metrics on {address}"));
-                } else {
-                    report.line(format_args!("metrics on http://{address}/metrics"));
-                }
-                report.event(&Event::Metrics { address: &address });
-            }
-        }
-    }
+/// Returns the figures that each command has.
+pub(crate) fn of_program() -> Vec<Family> {
+    vec![
+        Family::single(
+            "smbdirect_panics_total",
+            "Faults of the program that ended a task; please report them.",
+            Kind::Counter,
+            panics::count() as f64,
+        ),
+        Family::single(
+            "smbdirect_log_lines_lost_total",
+            "Lines of the output and the log that were lost, because nothing read them in time.",
+            Kind::Counter,
+            streams::lost() as f64,
+        ),
+    ]
 }

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `daemon` | [`Gateway`], which accepts clients, checks servers and ends |
 //! | `session` | one session, and the [`Service`] that it belongs to |
+//! | [`observe`] | what others see of a running gateway, by HTTP |
 //! | `path` | what moves one message; it knows nothing of the two above |
 //! | `servers` | where a session goes, and the state of each server |
 //! | `admission` | who may come in |
@@ -29,6 +30,7 @@ mod admission;
 mod daemon;
 mod figures;
 mod live;
+pub mod observe;
 mod path;
 mod phase;
 mod servers;

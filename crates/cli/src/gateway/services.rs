@@ -5,13 +5,14 @@ use std::{
     convert::Infallible,
     future::Future,
     net::TcpListener,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Result, anyhow, bail};
 use smbdirect_gateway::{
     Clients, Gateway as RunningGateway, Live, ServerStatus, Service, Settings,
+    observe::{self, Registry},
 };
 use smbdirect_transport::Kept;
 use tokio::{
@@ -26,7 +27,6 @@ use super::{
     file::{Given, OF_PROCESS, SettingsFile},
     listeners::Listeners,
     output::{self, Event},
-    registry::Registry,
     reload::{self, Difference},
     transparent::Transparent,
     upgrade::{Knowledge, Predecessor, Successor},
@@ -107,7 +107,7 @@ impl Services {
             running: BTreeMap::new(),
             removed: Vec::new(),
             tasks: JoinSet::new(),
-            registry: Arc::new(Registry::new(has_tables)),
+            registry: Arc::new(Registry::new(has_tables, metrics::of_program)),
             clients: Arc::default(),
             of_units: Vec::new(),
             is_successor: false,
@@ -140,7 +140,7 @@ impl Services {
         for (name, number) in knowledge.numbers {
             self.registry.number_after(&name, number);
         }
-        metrics::restore(knowledge.counters);
+        observe::restore(knowledge.counters);
         for one in started {
             let states = servers.get(&one.planned.name);
             self.begin(one, states.map_or(&[], Vec::as_slice));
@@ -157,7 +157,7 @@ impl Services {
             clients: self.clients.remembered(),
             drained: self.clients.drained(),
             numbers: self.registry.numbers_until(),
-            counters: metrics::counters(&*self.registry),
+            counters: observe::counters(&*self.registry),
         }
     }
 
@@ -356,7 +356,7 @@ impl Services {
             .running
             .iter()
             .find(|(_, running)| running.has_lost_interface());
-        let was_deaf = self.registry.is_deaf.swap(lost.is_some(), Relaxed);
+        let was_deaf = self.registry.set_deaf(lost.is_some());
         if let Some((name, running)) = lost.filter(|_| !was_deaf) {
             let interface = running
                 .settings
@@ -519,7 +519,7 @@ impl Services {
             reloaded.added.push(started.planned.name.clone());
             self.begin(started, &[]);
         }
-        self.registry.is_deaf.store(false, Relaxed);
+        self.registry.set_deaf(false);
         reloaded
     }
 
@@ -548,7 +548,7 @@ impl Services {
                 sender.send_replace(stop);
             }
         };
-        self.registry.is_ending.store(true, Relaxed);
+        self.registry.set_ending();
         // With the last duplicate of a socket, it listens no more.
         self.of_units.clear();
         self.running

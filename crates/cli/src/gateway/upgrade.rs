@@ -10,9 +10,7 @@ use std::collections::BTreeMap;
 #[cfg(not(target_os = "linux"))]
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use smbdirect_gateway::{Remembered, ServerStatus};
-
-use crate::metrics::Counters;
+use smbdirect_gateway::{Remembered, ServerStatus, observe::Counters};
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::start_new_process;

@@ -5,12 +5,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Method, Request, StatusCode, client::conn::http1, header::HOST};
+use hyper::{
+    Method, Request, StatusCode, client::conn::http1, header::HOST, http::request::Builder,
+};
 use hyper_util::rt::TokioIo;
 use smbdirect_transport::{ResolveError, connect_tcp};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinSet,
+    time::timeout,
+};
 
-use super::{DEFAULT_PORT, endpoint::Endpoint, socket::Connection};
+use super::{DEFAULT_PORT, endpoint::Endpoint};
 use crate::failure::{Kind, OfKind};
 
 /// Longest time for an answer.
@@ -29,16 +35,8 @@ pub(crate) async fn ask(
     path: &str,
     what: &str,
 ) -> Result<(StatusCode, Bytes)> {
-    let stream = connect(endpoint, what).await.of_kind(Kind::Connect)?;
-    let asking = timeout(ANSWER_TIMEOUT, exchange(stream, endpoint, method, path));
-    let Ok(answer) = asking.await else {
-        bail!("{endpoint} does not answer; is it the address of {what}?");
-    };
-    answer.with_context(|| format!("{endpoint} is not the address of {what}"))
-}
-
-async fn connect(endpoint: &Endpoint, what: &str) -> Result<Box<dyn Connection>> {
-    match endpoint {
+    let request = Request::builder().method(method).uri(path);
+    let answer = match endpoint {
         Endpoint::Address(address) => {
             let stream = connect_tcp(address, DEFAULT_PORT, ANSWER_TIMEOUT).await;
             let explained = stream.map_err(|error| match error.downcast::<ResolveError>() {
@@ -47,42 +45,46 @@ async fn connect(endpoint: &Endpoint, what: &str) -> Result<Box<dyn Connection>>
                     anyhow!("{error:#}; the server is a gateway or listener with {what} ADDR")
                 }
             });
-            Ok(Box::new(explained?))
+            let stream = explained.of_kind(Kind::Connect)?;
+            timeout(
+                ANSWER_TIMEOUT,
+                exchange(stream, request.header(HOST, address.to_string())),
+            )
+            .await
         }
         #[cfg(unix)]
-        Endpoint::Path(path) => {
-            let stream = tokio::net::UnixStream::connect(path).await.map_err(|error| {
+        Endpoint::Path(socket) => {
+            let stream = tokio::net::UnixStream::connect(socket).await.map_err(|error| {
                 let why = crate::report::plain(&error);
                 anyhow!("{endpoint}: {why}; the server is a gateway with {what} {endpoint}, of the same user or root")
             });
-            Ok(Box::new(stream?))
+            let stream = stream.of_kind(Kind::Connect)?;
+            timeout(
+                ANSWER_TIMEOUT,
+                exchange(stream, request.header(HOST, "localhost")),
+            )
+            .await
         }
         #[cfg(not(unix))]
         Endpoint::Path(_) => bail!("sockets with a path are for Unix"),
-    }
+    };
+    let Ok(answer) = answer else {
+        bail!("{endpoint} does not answer; is it the address of {what}?");
+    };
+    answer.with_context(|| format!("{endpoint} is not the address of {what}"))
 }
 
-async fn exchange(
-    stream: Box<dyn Connection>,
-    endpoint: &Endpoint,
-    method: Method,
-    path: &str,
-) -> Result<(StatusCode, Bytes)> {
+async fn exchange<T>(stream: T, request: Builder) -> Result<(StatusCode, Bytes)>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // Aborted when the answer is complete.
     let mut task = JoinSet::new();
     task.spawn(async move {
         let _ = connection.await;
     });
-    let host = match endpoint {
-        Endpoint::Address(address) => address.to_string(),
-        Endpoint::Path(_) => "localhost".into(),
-    };
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(HOST, host)
-        .body(Empty::<Bytes>::new())?;
+    let request = request.body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES);

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
 
-use crate::metrics::{Endpoint, Status, ask};
+use smbdirect_gateway::observe::Status;
+
+use crate::metrics::{Endpoint, ask};
 
 /// Returns the status of the command that serves it at `endpoint`.
 ///

@@ -6,7 +6,9 @@ use super::{
     rates::{Rate, Rated},
     waits::{WaitsFor, worst},
 };
-use crate::{metrics::ConnectionStatus, report};
+use smbdirect_gateway::observe::ConnectionStatus;
+
+use crate::report;
 
 /// The text of a cell.
 type Cell = fn(&Row<'_>) -> String;

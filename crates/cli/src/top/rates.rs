@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::metrics::{ConnectionStatus, Status, ThreadStatus, Traffic, Waited};
+use smbdirect_gateway::{
+    Waited,
+    observe::{ConnectionStatus, Status, ThreadStatus, Traffic},
+};
 
 /// Keeps the last reading of the counters.
 #[derive(Debug, Default)]

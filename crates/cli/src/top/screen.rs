@@ -160,7 +160,7 @@ mod tests {
         },
         *,
     };
-    use crate::metrics::ConnectionStatus;
+    use smbdirect_gateway::observe::ConnectionStatus;
 
     /// Returns the content of a screen of this size.
     fn drawn(

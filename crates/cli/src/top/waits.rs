@@ -3,7 +3,9 @@
 use smbdirect_smb::slow::Cause;
 
 use super::rates::{Rate, Rated};
-use crate::{metrics::ConnectionStatus, report};
+use smbdirect_gateway::observe::ConnectionStatus;
+
+use crate::report;
 
 /// A connection of a command without sessions that waits for a smaller part of the time is not slowed down by it.
 const NOTABLE_PART: f64 = 0.05;

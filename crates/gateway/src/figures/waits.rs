@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smbdirect_smb::smb2::{Command, Header};
 
 use crate::figures::times::{AnswerTimes, Times};
@@ -33,7 +33,7 @@ pub(crate) enum Cause {
 }
 
 /// The time that a session has waited since its first request, by what it has waited for.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waited {
     /// Nothing was unanswered: the client asked for nothing.
     pub think_seconds: f64,

@@ -10,7 +10,7 @@ use std::{
 use smbdirect::metrics::{Family, Kind, Sample, Value};
 
 /// Counters by name and labels. A histogram has its count, its sum and its buckets.
-pub(crate) type Counters = BTreeMap<String, Vec<f64>>;
+pub type Counters = BTreeMap<String, Vec<f64>>;
 
 static PAST: Mutex<Counters> = Mutex::new(BTreeMap::new());
 
@@ -19,7 +19,7 @@ fn past() -> MutexGuard<'static, Counters> {
 }
 
 /// Adds the counters of something that ends.
-pub(crate) fn keep(families: &[Family]) {
+pub fn keep(families: &[Family]) {
     let mut past = past();
     for (key, numbers) in counters(families) {
         add(&mut past, key, &numbers);
@@ -27,7 +27,7 @@ pub(crate) fn keep(families: &[Family]) {
 }
 
 /// Adds the counters of the process that this one succeeds.
-pub(crate) fn restore(counters: Counters) {
+pub fn restore(counters: Counters) {
     let mut past = past();
     for (key, numbers) in counters {
         add(&mut past, key, &numbers);

@@ -7,85 +7,95 @@ use smbdirect::{
     Statistics,
     metrics::{ConnectionSnapshot, Snapshot},
 };
+use smbdirect_transport::canonical;
 
 use super::process::{self, ThreadStatus};
-use crate::transport::canonical;
+use crate::Waited;
 
 /// The state of a running command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Status {
+pub struct Status {
     /// Version of the command. An object of `top` has the version of `top`, too.
-    pub(crate) server_version: String,
+    pub server_version: String,
     /// The current activity of the command.
-    pub(crate) title: String,
+    pub title: String,
     /// Time since the command started.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Connections established since then.
-    pub(crate) established: u64,
+    pub established: u64,
     /// Attempts that failed, and connections that ended for another reason than a close.
-    pub(crate) failed: u64,
+    pub failed: u64,
     /// Sum over all connections since the command started.
-    pub(crate) total: Traffic,
-    pub(crate) connections: Vec<ConnectionStatus>,
+    pub total: Traffic,
+    /// The connections that are open.
+    pub connections: Vec<ConnectionStatus>,
     /// The threads of the command. Empty where the system does not tell.
     #[serde(default)]
-    pub(crate) threads: Vec<ThreadStatus>,
+    pub threads: Vec<ThreadStatus>,
 }
 
 /// One SMB Direct connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ConnectionStatus {
-    pub(crate) id: u64,
+pub struct ConnectionStatus {
+    /// Number of the connection in this process.
+    pub id: u64,
     /// `active` if this end has connected, `passive` if it has accepted.
-    pub(crate) role: String,
-    pub(crate) peer: SocketAddr,
-    pub(crate) local: SocketAddr,
+    pub role: String,
+    /// Address of the peer.
+    pub peer: SocketAddr,
+    /// Address of this end.
+    pub local: SocketAddr,
     /// Time since the connection was established.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Messages that this end may send now.
-    pub(crate) send_credits: u16,
-    pub(crate) send_credit_target: u16,
+    pub send_credits: u16,
+    /// Send credits that this end requests.
+    pub send_credit_target: u16,
     /// Messages that the peer may send now.
-    pub(crate) granted_credits: u16,
-    pub(crate) receive_credit_max: u16,
+    pub granted_credits: u16,
+    /// Receives that this end posts at most.
+    pub receive_credit_max: u16,
     /// Memory of received messages that were not taken.
-    pub(crate) received_message_bytes: u64,
+    pub received_message_bytes: u64,
+    /// Counters of the connection.
     #[serde(flatten)]
-    pub(crate) traffic: Traffic,
+    pub traffic: Traffic,
     /// What the session of this connection has waited for, as far as the command tells.
     #[serde(default)]
-    pub(crate) waited: Option<Waited>,
-}
-
-/// The time of a session since its first request, by what it has waited for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Waited {
-    pub(crate) think_seconds: f64,
-    pub(crate) server_seconds: f64,
-    pub(crate) network_seconds: f64,
-    pub(crate) memory_seconds: f64,
-    /// Requests without an answer now.
-    pub(crate) unanswered: usize,
+    pub waited: Option<Waited>,
 }
 
 /// Counters of one connection, or of all.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Traffic {
-    pub(crate) messages_sent: u64,
-    pub(crate) messages_received: u64,
-    pub(crate) bytes_sent: u64,
-    pub(crate) bytes_received: u64,
-    pub(crate) bytes_read: u64,
-    pub(crate) bytes_written: u64,
-    pub(crate) registrations: u64,
-    pub(crate) memory_regions: u64,
-    pub(crate) remote_invalidations: u64,
-    pub(crate) credit_stalls: u64,
-    pub(crate) credit_stall_seconds: f64,
-    pub(crate) send_queue_stalls: u64,
-    pub(crate) keepalive_round_trips: u64,
+pub struct Traffic {
+    /// Messages sent.
+    pub messages_sent: u64,
+    /// Messages received.
+    pub messages_received: u64,
+    /// Bytes of messages sent.
+    pub bytes_sent: u64,
+    /// Bytes of messages received.
+    pub bytes_received: u64,
+    /// Bytes that this end has read by RDMA.
+    pub bytes_read: u64,
+    /// Bytes that this end has written by RDMA.
+    pub bytes_written: u64,
+    /// Memory regions registered so far.
+    pub registrations: u64,
+    /// Memory regions registered now.
+    pub memory_regions: u64,
+    /// Tokens that the peer has invalidated.
+    pub remote_invalidations: u64,
+    /// Times that a message waited for send credits.
+    pub credit_stalls: u64,
+    /// Time that messages waited for send credits.
+    pub credit_stall_seconds: f64,
+    /// Times that a message waited for room in the send queue.
+    pub send_queue_stalls: u64,
+    /// Keepalives that were answered.
+    pub keepalive_round_trips: u64,
     /// The last round trip of a keepalive, if there was one.
-    pub(crate) last_round_trip_seconds: Option<f64>,
+    pub last_round_trip_seconds: Option<f64>,
 }
 
 impl Status {

@@ -11,23 +11,29 @@ use std::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use smbdirect::metrics::{Family, Kind, Sample, Value as Figure};
-use smbdirect_gateway::{Seen, Service, SessionStatus};
 use tokio::sync::Notify;
 
-use crate::metrics::{self, Answer, Figures, Waited};
+use super::{
+    past,
+    source::{Answer, Figures},
+};
+use crate::{Seen, Service, SessionStatus, Waited};
 
 /// The services that run, also while they end.
-pub(super) struct Registry {
-    pub(super) has_tables: bool,
+pub struct Registry {
+    /// Whether the services have names, which are labels of their figures.
+    has_tables: bool,
     services: Mutex<Services>,
     /// The numbers of the last sessions of services that have ended, here or in an earlier process.
     numbers: Mutex<BTreeMap<String, u64>>,
     /// Whether a listener has lost its network interface.
-    pub(super) is_deaf: AtomicBool,
+    is_deaf: AtomicBool,
     /// Whether all services end.
-    pub(super) is_ending: AtomicBool,
+    is_ending: AtomicBool,
     /// Notified when an administrator asks that all services end.
-    pub(super) drain: Notify,
+    drain: Notify,
+    /// Returns the figures of the program that runs the services.
+    of_program: fn() -> Vec<Family>,
 }
 
 /// The services by their names. One that was removed and one that was added since may have the same name; the last one is
@@ -35,7 +41,10 @@ pub(super) struct Registry {
 type Services = BTreeMap<String, Vec<Arc<Service>>>;
 
 impl Registry {
-    pub(super) fn new(has_tables: bool) -> Self {
+    /// Returns an empty registry. Figures have the name of their service if `has_tables`; `of_program` returns those of the
+    /// program.
+    #[must_use]
+    pub fn new(has_tables: bool, of_program: fn() -> Vec<Family>) -> Self {
         Self {
             has_tables,
             services: Mutex::default(),
@@ -43,6 +52,7 @@ impl Registry {
             is_deaf: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             drain: Notify::new(),
+            of_program,
         }
     }
 
@@ -50,13 +60,24 @@ impl Registry {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Says whether a listener has lost its network interface, so that the gateway is not ready. Returns what was said
+    /// before.
+    pub fn set_deaf(&self, is_deaf: bool) -> bool {
+        self.is_deaf.swap(is_deaf, Relaxed)
+    }
+
+    /// Says that all services end, so that the gateway is not ready.
+    pub fn set_ending(&self) {
+        self.is_ending.store(true, Relaxed);
+    }
+
     /// Waits until an administrator asks by the control socket that all services end. Cancel-safe.
-    pub(super) async fn drain_requested(&self) {
+    pub async fn drain_requested(&self) {
         self.drain.notified().await;
     }
 
     /// Adds a service.
-    pub(super) fn add(&self, name: &str, service: Arc<Service>) {
+    pub fn add(&self, name: &str, service: Arc<Service>) {
         let mut services = self.lock();
         services.entry(name.to_owned()).or_default().push(service);
     }
@@ -66,14 +87,14 @@ impl Registry {
     }
 
     /// Numbers the sessions of services with this name after the number.
-    pub(super) fn number_after(&self, name: &str, number: u64) {
+    pub fn number_after(&self, name: &str, number: u64) {
         let mut numbers = self.numbers();
         let last = numbers.entry(name.to_owned()).or_default();
         *last = number.max(*last);
     }
 
     /// Returns the number of the last session of services with this name.
-    pub(super) fn last_session(&self, name: &str) -> u64 {
+    pub fn last_session(&self, name: &str) -> u64 {
         let services = self.lock();
         let of_name = services.get(name).into_iter().flatten();
         let numbers = of_name.map(|service| service.last_session());
@@ -82,7 +103,7 @@ impl Registry {
     }
 
     /// Returns the numbers after which a process that takes the place of this one numbers the sessions of each service.
-    pub(super) fn numbers_until(&self) -> BTreeMap<String, u64> {
+    pub fn numbers_until(&self) -> BTreeMap<String, u64> {
         for (name, service) in each(&self.lock()) {
             self.number_after(name, service.numbers_until());
         }
@@ -90,12 +111,12 @@ impl Registry {
     }
 
     /// Forgets a service. Its counters and the numbers of its sessions stay.
-    pub(super) fn remove(&self, name: &str, service: &Arc<Service>) {
+    pub fn remove(&self, name: &str, service: &Arc<Service>) {
         self.number_after(name, service.last_session());
         let mut services = self.lock();
-        metrics::keep(&self.families_of(name, service));
+        past::keep(&self.families_of(name, service));
         let servers = std::iter::once((name, service));
-        metrics::keep(&server_families(self.has_tables, servers));
+        past::keep(&server_families(self.has_tables, servers));
         if let Some(of_name) = services.get_mut(name) {
             of_name.retain(|other| !Arc::ptr_eq(other, service));
             if of_name.is_empty() {
@@ -211,15 +232,8 @@ impl Figures for Registry {
         let services = self.lock();
         let sessions = each(&services).flat_map(|(_, service)| service.sessions());
         let of = |session: SessionStatus| {
-            let waited = session.waited.map(|waited| Waited {
-                think_seconds: waited.think_seconds,
-                server_seconds: waited.server_seconds,
-                network_seconds: waited.network_seconds,
-                memory_seconds: waited.memory_seconds,
-                unanswered: waited.unanswered,
-            });
             let connections = session.connections.into_iter().flatten();
-            connections.filter_map(move |id| Some((id, waited?)))
+            connections.filter_map(move |id| Some((id, session.waited?)))
         };
         sessions.flat_map(of).collect()
     }
@@ -253,7 +267,7 @@ impl Figures for Registry {
 
     fn families(&self) -> Vec<Family> {
         let services = self.lock();
-        let mut families: Vec<Family> = Vec::new();
+        let mut families = (self.of_program)();
         for (name, service) in each(&services) {
             for family in self.families_of(name, service) {
                 match families.iter_mut().find(|other| other.name == family.name) {

@@ -6,12 +6,13 @@
 use serde::{Deserialize, Serialize};
 use smbdirect::metrics::Family;
 
-/// A thread of the command.
+/// A thread of the process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct ThreadStatus {
-    pub(crate) id: u64,
+pub struct ThreadStatus {
+    /// Number of the thread in the system.
+    pub id: u64,
     /// Processor time so far.
-    pub(crate) cpu_seconds: f64,
+    pub cpu_seconds: f64,
 }
 
 /// Opens the files that [`families`] reads.

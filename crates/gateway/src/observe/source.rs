@@ -1,23 +1,23 @@
-//! Everything that `--metrics` serves.
+//! The figures that the pages show.
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use smbdirect::metrics::{Family, Kind, snapshot};
 
-use crate::{panics, streams};
-
 use super::{
     past::{self, Counters},
     process,
-    status::{Status, Waited},
+    status::Status,
     text,
 };
+use crate::Waited;
 
-/// The figures of a command besides the figures of its SMB Direct connections.
-pub(crate) trait Figures: Send + Sync + 'static {
-    /// Returns the activity of the command, in one line, for `top`.
+/// The figures of a program besides those of its SMB Direct connections.
+pub trait Figures: Send + Sync + 'static {
+    /// Returns the activity of the program, in one line, for `smbdirect top`.
     fn title(&self) -> String;
 
+    /// Returns the figures for `/metrics`.
     fn families(&self) -> Vec<Family>;
 
     /// Returns what sessions have waited for, by the numbers of their SMB Direct connections.
@@ -25,7 +25,7 @@ pub(crate) trait Figures: Send + Sync + 'static {
         HashMap::new()
     }
 
-    /// Returns whether it takes clients.
+    /// Returns whether the program takes clients.
     fn is_ready(&self) -> bool {
         true
     }
@@ -37,7 +37,7 @@ pub(crate) trait Figures: Send + Sync + 'static {
 }
 
 /// The answer to a request of the control socket, or why it cannot be done.
-pub(crate) type Answer = Result<serde_json::Value, String>;
+pub type Answer = Result<serde_json::Value, String>;
 
 /// All that is served.
 pub(super) struct Source {
@@ -77,27 +77,13 @@ impl Source {
 }
 
 /// Returns the counters of this process and of what it has succeeded, for the process that takes its place.
-pub(crate) fn counters(figures: &dyn Figures) -> Counters {
+pub fn counters(figures: &dyn Figures) -> Counters {
     past::with_past(&own_families(figures))
 }
 
-/// Returns the figures of this program.
+/// Returns the figures of the program, without those that every process has.
 fn own_families(figures: &dyn Figures) -> Vec<Family> {
-    let mut families = vec![
-        Family::single(
-            "smbdirect_panics_total",
-            "Faults of the program that ended a task; please report them.",
-            Kind::Counter,
-            panics::count() as f64,
-        ),
-        Family::single(
-            "smbdirect_log_lines_lost_total",
-            "Lines of the output and the log that were lost, because nothing read them in time.",
-            Kind::Counter,
-            streams::lost() as f64,
-        ),
-    ];
-    families.extend(snapshot().families());
+    let mut families = snapshot().families();
     families.extend(figures.families());
     families
 }

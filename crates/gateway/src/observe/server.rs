@@ -1,4 +1,4 @@
-//! The HTTP server of `--metrics`: a few read-only pages, with a limit for everything.
+//! The HTTP server: a few read-only pages, with a limit for everything.
 
 use std::{
     convert::Infallible,

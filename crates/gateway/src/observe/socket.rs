@@ -1,5 +1,6 @@
 //! The sockets of the HTTP server: TCP, and on Unix sockets with a path.
 
+use std::io;
 #[cfg(unix)]
 use std::{
     fs,
@@ -7,7 +8,6 @@ use std::{
     path::{Path, PathBuf},
     process,
 };
-use std::{io, net::SocketAddr};
 
 #[cfg(unix)]
 use tokio::net::{UnixListener, UnixStream};
@@ -72,12 +72,14 @@ impl Socket {
         own.ok()
     }
 
-    /// Returns the address, if it has one that is not a path.
-    pub(super) fn address(&self) -> Option<SocketAddr> {
+    /// Returns the address or the path.
+    pub(super) fn address(&self) -> String {
         match self {
-            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Tcp(listener) => listener
+                .local_addr()
+                .map_or_else(|error| error.to_string(), |address| address.to_string()),
             #[cfg(unix)]
-            Self::Unix { .. } => None,
+            Self::Unix { path, .. } => path.wanted.display().to_string(),
         }
     }
 }
