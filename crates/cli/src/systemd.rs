@@ -23,11 +23,11 @@ use smbdirect_transport::Kept;
     allow(dead_code, reason = "only systemd reads the texts")
 )]
 pub(crate) enum State<'a> {
-    /// It listens; the text is shown by `systemctl status`.
+    /// The service listens; the text is shown by `systemctl status`.
     Ready(&'a str),
-    /// It reads its settings again; `Ready` follows.
+    /// The service reads its settings again; `Ready` follows.
     Reloading,
-    /// It ends.
+    /// The service ends.
     Stopping(&'a str),
     /// The process with this ID is the main process from now on.
     Succeeded(u32),

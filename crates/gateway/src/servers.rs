@@ -41,7 +41,7 @@ struct Listed {
     server: Arc<Server>,
     check: Option<Check>,
     task: Option<AbortHandle>,
-    /// Its turn among the others by round robin: the server with the largest number is next.
+    /// The turn of the server by round robin: the server with the largest number is next.
     turn: f64,
     /// The number of its last turn, which decides between servers with equal loads.
     last_turn: u64,
@@ -570,7 +570,7 @@ mod tests {
         assert!(servers.is_any_up());
     }
 
-    /// It closes connections, or its name server is silent.
+    /// A server that closes connections, or whose name server is silent, gets clients that no other server takes.
     #[tokio::test]
     async fn a_server_that_may_be_well_is_tried_if_no_other_is() {
         for seen in [Seen::Closes, Seen::Nameless] {

@@ -74,15 +74,15 @@ impl fmt::Display for Name {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Its name.
+    /// Name of the entry.
     pub name: Name,
     /// Bytes of the file.
     pub size: u64,
-    /// Its attributes.
+    /// Attributes of the entry.
     pub attributes: FileAttributes,
-    /// When its contents changed last.
+    /// Time of the last change of the contents.
     pub modified: FileTime,
-    /// It is a link to another place.
+    /// Whether the entry is a link to another place.
     pub is_link: bool,
 }
 

@@ -36,9 +36,9 @@ const ENTRY_BYTES: usize = 12;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShareEntry {
-    /// Its name.
+    /// Name of the share.
     pub name: String,
-    /// Its description; may be empty.
+    /// Description of the share; may be empty.
     pub comment: String,
 }
 

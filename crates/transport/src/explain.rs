@@ -55,15 +55,15 @@ impl std::error::Error for Curable {}
 pub enum Cause {
     /// Nothing: something of this machine has run out.
     Own,
-    /// Its name cannot be looked up, or has no address.
+    /// The name of the peer cannot be looked up, or has no address.
     Name,
-    /// Its machine answers, and nothing listens at the address.
+    /// The machine of the peer answers, and nothing listens at the address.
     Refused,
-    /// It closed the connection before both ends agreed on one.
+    /// The peer closed the connection before both ends agreed on one.
     Closed,
-    /// It answers in another protocol.
+    /// The peer answers in another protocol.
     OtherProtocol,
-    /// It accepted a connection, and did not answer.
+    /// The peer accepted a connection, and did not answer.
     Silent,
     /// No answer has come from the address, or no route leads to it.
     Unreachable,

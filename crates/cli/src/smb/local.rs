@@ -103,11 +103,11 @@ pub(super) struct Target {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It gets its name when it is whole.
+    /// The file gets its name when it is whole.
     Nameless,
-    /// It is new, and has its name.
+    /// The file is new, and has its name.
     New,
-    /// It existed before.
+    /// The file existed before.
     InPlace,
 }
 
@@ -306,7 +306,7 @@ mod nameless {
 pub(super) struct Source {
     file: File,
     path: PathBuf,
-    /// Its length when it was opened, as the file system gave it.
+    /// Length of the file when it was opened, as the file system gave it.
     pub(super) length: u64,
 }
 

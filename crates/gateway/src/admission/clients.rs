@@ -22,9 +22,9 @@ const MAX_CLIENTS: usize = 65_536;
 /// Something by which a client is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum ClientKey {
-    /// ClientGuid of its NEGOTIATE.
+    /// ClientGuid of the NEGOTIATE request of the client.
     Guid([u8; 16]),
-    /// Its address, if the ClientGuid is zero or unknown.
+    /// Address of the client, if the ClientGuid is zero or unknown.
     Address(IpAddr),
 }
 

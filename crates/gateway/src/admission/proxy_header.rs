@@ -17,10 +17,10 @@ pub(crate) const MAX_LENGTH: usize = 536;
 /// The reason why the header of a proxy is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HeaderFault {
-    /// It is not a header, or is malformed.
+    /// The connection does not begin with a header, or the header is malformed.
     #[error("it is a trusted proxy, but its connection does not begin with a PROXY header: {0}")]
     Malformed(String),
-    /// It is a header of version 1, a line of text.
+    /// The header has version 1, a line of text.
     #[error(
         "its PROXY header has version 1; have the proxy send version 2 (haproxy: send-proxy-v2)"
     )]
@@ -28,7 +28,7 @@ pub(crate) enum HeaderFault {
     /// The connection is one of a client that the header does not name, so that `allow` and `deny` cannot decide.
     #[error("its PROXY header does not name an IP address of its client")]
     Unnamed,
-    /// It is longer than [`MAX_LENGTH`].
+    /// The header is longer than [`MAX_LENGTH`].
     #[error(
         "its PROXY header has {0} bytes; the maximum is {MAX_LENGTH}, so have the proxy add fewer values to it"
     )]

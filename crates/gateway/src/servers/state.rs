@@ -19,7 +19,7 @@ pub enum Seen {
     Closes,
     /// The server answered, and not in SMB2: TLS, HTTP, another port.
     OtherProtocol,
-    /// Its machine answers that nothing listens.
+    /// The machine of the server answers that nothing listens.
     Refuses,
     /// The server accepted the connection and did not answer.
     #[default]
@@ -34,7 +34,7 @@ pub enum Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NewClients {
     Yes,
-    /// They try it if no other server takes them.
+    /// New clients try the server if no other server takes them.
     IfNoOther,
     No,
 }
@@ -116,9 +116,9 @@ pub(crate) struct Checked {
 pub(crate) enum Change {
     /// The server takes clients again.
     Up,
-    /// It gets no new clients.
+    /// The server gets no new clients.
     Down,
-    /// Its sessions end.
+    /// The sessions of the server end.
     GivenUp,
 }
 

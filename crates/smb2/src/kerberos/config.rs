@@ -99,7 +99,7 @@ fn is_skipped(fault: &Fault, file: &Path) -> bool {
 pub(super) struct Kdc<'a> {
     /// The entry.
     pub(super) entry: &'a str,
-    /// Its host and its port, if the entry is one of a host.
+    /// Host and port of the entry, if the entry names a host.
     pub(super) address: Option<(&'a str, u16)>,
 }
 

@@ -64,7 +64,7 @@ pub enum KerberosError {
     Principal {
         /// The principal of the cache.
         principal: String,
-        /// Its realm.
+        /// The realm of the principal.
         realm: String,
     },
     /// krb5.conf cannot be used, as MIT Kerberos cannot use it.
@@ -91,7 +91,7 @@ pub enum KerberosError {
         cache: String,
         /// The principal of the cache.
         principal: String,
-        /// Its realm.
+        /// The realm of the principal.
         realm: String,
         /// The server.
         server: String,

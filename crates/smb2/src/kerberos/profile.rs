@@ -37,9 +37,9 @@ pub(super) struct Fault {
 
 #[derive(Debug)]
 pub(super) enum Why {
-    /// It cannot be read.
+    /// The file cannot be read.
     Unread(io::Error),
-    /// It includes too many files, one in the other.
+    /// The file includes too many files, one in the other.
     TooDeep,
     /// The line with this number is wrong.
     Line(usize, &'static str),

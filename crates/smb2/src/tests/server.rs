@@ -46,7 +46,7 @@ pub(super) enum Behaviour {
     Refuses,
     /// As Samba does: it never looks at the channel.
     Ignores,
-    /// It requires signing of this session, although NEGOTIATE did not announce it.
+    /// The server requires signing of this session, although NEGOTIATE did not announce it.
     DeniesUnsigned,
 }
 
