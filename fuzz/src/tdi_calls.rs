@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smbdirect_tdi_c::{chained::*, files::*, irp::*, layout::*, mdl::*, open::*};
+use smbdirect_tdi_c::{chained::*, dispatch::*, files::*, irp::*, layout::*, mdl::*, open::*};
 
 use self::handlers::{on_chained, on_connect, on_disconnect, on_other, on_receive};
 use crate::input::Input;

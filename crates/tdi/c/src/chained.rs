@@ -14,9 +14,8 @@ use bytes::Buf;
 use smbdirect_tdi::{ChainedTsdu, IndicationFlags, Status};
 
 use crate::{
-    files::lock,
-    irp::nt,
-    layout::{MDL_MAPPED_TO_SYSTEM_VA, Mdl, NtStatus},
+    device::lock,
+    layout::{MDL_MAPPED_TO_SYSTEM_VA, Mdl, NtStatus, nt},
     mdl::description,
 };
 

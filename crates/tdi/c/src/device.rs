@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     future::Future,
     ptr,
-    sync::{Arc, LazyLock, Mutex, PoisonError, mpsc},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
 };
 
@@ -49,7 +49,7 @@ impl Device {
     /// [`OBJECT_NAME_NOT_FOUND`]: there is no such device on this machine.
     pub(crate) fn named(name: &str) -> Result<&'static Self, Status> {
         let name = name.to_ascii_lowercase();
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = lock(&DEVICES);
         if let Some(device) = devices.get(&name) {
             return Ok(device);
         }
@@ -76,7 +76,7 @@ impl Device {
 
     /// Returns the device of `object`, if it is one of this package.
     pub(crate) fn of(object: *mut DeviceObject) -> Option<&'static Self> {
-        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = lock(&DEVICES);
         let mut devices = devices.values();
         devices.find(|device| device.object == object).copied()
     }
@@ -123,6 +123,11 @@ pub(crate) fn irql() -> u8 {
 /// Sets the IRQL of this thread, and returns the one before.
 pub(crate) fn set_irql(level: u8) -> u8 {
     IRQL.replace(level)
+}
+
+/// Locks a mutex, also after a panic of another holder.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the program, because a client has done what ends Windows.

@@ -11,14 +11,15 @@ use crate::{
     device::{Device, runtime},
     event::duration,
     files::{File, of_handle, of_object},
-    handlers::{ConnectionContext, EVENT_CHAINED_RECEIVE, EVENT_COUNT, EVENT_RECEIVE},
-    irp::{Cancel, Outcome, Request, is_cancelled, refuse},
+    irp::{Cancel, Request, check_owner, is_cancelled, refuse},
     layout::{
-        Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ, IRP_MJ_WRITE, IoStackLocation, Irp,
-        Mdl, NtStatus, RequestData, RequestKernel, RequestQuery, RequestSetEvent,
+        ACCEPT, DeviceObject, Handle, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IRP_MJ_READ,
+        IRP_MJ_WRITE, IoStackLocation, Irp, Mdl, NtStatus, RECEIVE, RequestData, RequestKernel,
+        RequestQuery, RequestSetEvent, nt,
     },
-    mdl::{Receive, Target, lend, parts, spans},
+    mdl::{Outcome, Receive, Target, lend, parts, spans},
     query,
+    slots::{ConnectionContext, EVENT_CHAINED_RECEIVE, EVENT_COUNT, EVENT_RECEIVE},
 };
 
 /// Minor functions of TDI.
@@ -26,10 +27,8 @@ const ASSOCIATE_ADDRESS: u8 = 0x01;
 const DISASSOCIATE_ADDRESS: u8 = 0x02;
 const CONNECT: u8 = 0x03;
 const LISTEN: u8 = 0x04;
-pub(crate) const ACCEPT: u8 = 0x05;
 const DISCONNECT: u8 = 0x06;
 const SEND: u8 = 0x07;
-pub(crate) const RECEIVE: u8 = 0x08;
 const SET_EVENT_HANDLER: u8 = 0x0B;
 const QUERY_INFORMATION: u8 = 0x0C;
 const SET_INFORMATION: u8 = 0x0D;
@@ -40,11 +39,34 @@ const QUERY_ACCEPT: u32 = 0x1;
 /// Starts a request whose parameters were read, and returns how it is cancelled, if it can be.
 type Start = Box<dyn FnOnce(Request) -> Option<Cancel>>;
 
+/// Submits a request. A request that no device of this package can take completes with STATUS_INVALID_PARAMETER, so that
+/// its client gets it back as always.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn IofCallDriver(device: *mut DeviceObject, irp: *mut Irp) -> NtStatus {
+    check_owner("IoCallDriver", irp);
+    // SAFETY: the caller promises a valid IRP that it owns.
+    unsafe {
+        if irp.is_null() || (*irp).kind != IO_TYPE_IRP {
+            return nt(Status::INVALID_PARAMETER);
+        }
+        let has_location = (*irp).current_location > 1;
+        if has_location {
+            (*irp).current_location -= 1;
+            (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
+            (*(*irp).current_stack_location).device_object = device;
+        }
+        match Device::of(device) {
+            Some(known) if has_location => request(known, irp),
+            _ => refuse(irp, Status::INVALID_PARAMETER),
+        }
+    }
+}
+
 /// Handles a request whose current stack location is that of this device. Returns what `IoCallDriver` returns.
 ///
 /// # Safety
 /// The IRP is valid and belongs to the transport.
-pub(crate) unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus {
+unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus {
     // SAFETY: the caller promises a valid IRP.
     unsafe {
         let location = (*irp).current_stack_location;
@@ -223,15 +245,7 @@ fn established(file: &File, operation: Operation, returned: Returned) -> Result<
     let endpoint = file.endpoint()?;
     Ok(Box::new(move |request| {
         let file = request.file().clone();
-        endpoint.request_then(operation, move |result| {
-            if result.is_ok() {
-                let endpoint = request.file().endpoint();
-                let peer = endpoint.and_then(|endpoint| endpoint.peer_addr());
-                // SAFETY: the information belongs to the transport until the request completes.
-                unsafe { returned.write(peer.ok()) };
-            }
-            request.complete((result.err().unwrap_or(Status::SUCCESS), 0));
-        });
+        endpoint.request_then(operation, request.establishes(returned));
         Some(Box::new(move || {
             if let Ok(endpoint) = file.endpoint() {
                 endpoint.cancel();

@@ -19,7 +19,7 @@ use crate::{
 /// The types of objects that stay signaled until they are reset: NotificationEvent, threads, and notification timers. A
 /// wait resets any other object.
 const NOTIFICATION_EVENT: u8 = 0;
-pub(crate) const THREAD_OBJECT: u8 = 6;
+const THREAD_OBJECT: u8 = 6;
 pub(crate) const TIMER_NOTIFICATION_OBJECT: u8 = 8;
 const NOTIFICATION_OBJECTS: [u8; 3] =
     [NOTIFICATION_EVENT, THREAD_OBJECT, TIMER_NOTIFICATION_OBJECT];
@@ -210,4 +210,32 @@ pub(crate) fn windows_time(time: SystemTime) -> i64 {
         .unwrap_or_default()
         + TO_UNIX_EPOCH;
     i64::try_from(since.as_nanos() / 100).unwrap_or(i64::MAX)
+}
+
+/// A thread of a client, which is signaled when it has ended.
+pub(crate) struct Thread(*mut KEvent);
+
+// SAFETY: all accesses to the object are atomic.
+unsafe impl Send for Thread {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Thread {}
+
+impl Thread {
+    pub(crate) fn new() -> Self {
+        let object = Box::into_raw(Box::<KEvent>::new_uninit()).cast::<KEvent>();
+        // SAFETY: the memory is for an event.
+        unsafe { KeInitializeEvent(object, THREAD_OBJECT.into(), 0) };
+        Self(object)
+    }
+
+    pub(crate) const fn object(&self) -> *mut KEvent {
+        self.0
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // SAFETY: the object was allocated as a box, and nothing refers to it any more.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
 }

@@ -10,13 +10,13 @@ use std::{
 use smbdirect_tdi::{Address, Endpoint, Status};
 
 use crate::{
-    device::{Device, is_in_callback, runtime, wait_for},
-    handlers::{ConnectionContext, Handlers},
-    irp::nt,
-    kernel::Thread,
+    device::{Device, is_in_callback, lock, runtime, wait_for},
+    event::Thread,
     layout::{
         DeviceObject, FileObject, Handle, IO_TYPE_FILE, KEvent, ListEntry, NtStatus, UnicodeString,
+        nt,
     },
+    slots::{ConnectionContext, Handlers},
 };
 
 /// STATUS_INVALID_HANDLE.
@@ -82,10 +82,6 @@ static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
 
 fn table() -> MutexGuard<'static, Table> {
     lock(&TABLE)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the file of a handle.

@@ -1,6 +1,6 @@
-//! [`Handlers`]: the event handlers that a client has set on an address, called for the events of its endpoints.
+//! The calls of the event handlers that a client has set on an address, for the events of its endpoints.
 
-use std::{ffi::c_void, mem, ptr, sync::Mutex};
+use std::{ffi::c_void, ptr};
 
 use smbdirect_tdi::{
     Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
@@ -12,26 +12,18 @@ use crate::{
     address::{self, Returned},
     chained,
     device::call_client,
-    dispatch::{ACCEPT, RECEIVE},
-    files::{lock, of_object},
-    irp::{Request, nt, refuse},
+    files::of_object,
+    irp::{Request, refuse},
     layout::{
-        IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, Irp, Mdl, NtStatus,
-        RequestData,
+        ACCEPT, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, Irp, Mdl, NtStatus,
+        RECEIVE, RequestData, nt,
     },
     mdl::{Receive, Target},
+    slots::{
+        ConnectionContext, EVENT_CHAINED_RECEIVE, EVENT_CONNECT, EVENT_DISCONNECT, EVENT_ERROR,
+        EVENT_ERROR_EX, EVENT_RECEIVE, EVENT_SEND_POSSIBLE, Handlers,
+    },
 };
-
-/// Events of TDI, by their numbers.
-pub(crate) const EVENT_CONNECT: usize = 0;
-pub(crate) const EVENT_DISCONNECT: usize = 1;
-pub(crate) const EVENT_ERROR: usize = 2;
-pub(crate) const EVENT_RECEIVE: usize = 3;
-pub(crate) const EVENT_SEND_POSSIBLE: usize = 6;
-pub(crate) const EVENT_CHAINED_RECEIVE: usize = 7;
-pub(crate) const EVENT_ERROR_EX: usize = 10;
-/// The number of events.
-pub(crate) const EVENT_COUNT: usize = 11;
 
 type Connect = unsafe extern "C" fn(
     *mut c_void,
@@ -75,85 +67,6 @@ type ChainedReceive = unsafe extern "C" fn(
     *mut c_void,
 ) -> NtStatus;
 type SendPossible = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> NtStatus;
-
-/// The client's name for a connection, and the accept that its connect handler has returned for it.
-pub(crate) struct ConnectionContext {
-    value: usize,
-    /// The accept that the connect handler has returned, and where it returns the address of the peer.
-    accept: Mutex<Option<(Request, Returned)>>,
-}
-
-impl ConnectionContext {
-    pub(crate) fn new(value: usize) -> Self {
-        Self {
-            value,
-            accept: Mutex::new(None),
-        }
-    }
-
-    const fn pointer(&self) -> *mut c_void {
-        self.value as *mut c_void
-    }
-
-    /// Keeps an accept until it completes. Returns it if there is an earlier one, which has not completed yet.
-    fn keep_accept(&self, accept: (Request, Returned)) -> Result<(), Request> {
-        let mut kept = lock(&self.accept);
-        if kept.is_some() {
-            return Err(accept.0);
-        }
-        *kept = Some(accept);
-        Ok(())
-    }
-}
-
-/// A handler and its context.
-#[derive(Clone, Copy)]
-struct Slot {
-    handler: *mut c_void,
-    context: *mut c_void,
-}
-
-// SAFETY: both belong to the client, which sets them for calls from every thread.
-unsafe impl Send for Slot {}
-
-const EMPTY: Slot = Slot {
-    handler: ptr::null_mut(),
-    context: ptr::null_mut(),
-};
-
-/// The handlers of an address.
-pub(crate) struct Handlers(Mutex<[Slot; EVENT_COUNT]>);
-
-impl Default for Handlers {
-    fn default() -> Self {
-        Self(Mutex::new([EMPTY; EVENT_COUNT]))
-    }
-}
-
-impl Handlers {
-    /// Sets the handler of an event; null removes it.
-    ///
-    /// # Safety
-    /// The handler has the type that TDI defines for the event.
-    pub(crate) unsafe fn set(&self, event: usize, handler: *mut c_void, context: *mut c_void) {
-        lock(&self.0)[event] = Slot { handler, context };
-    }
-
-    /// Removes all handlers, because the address was closed.
-    pub(crate) fn remove_all(&self) {
-        *lock(&self.0) = [EMPTY; EVENT_COUNT];
-    }
-
-    /// Returns the handler of an event as `F`, with its context.
-    ///
-    /// # Safety
-    /// `F` is the type of the event's handlers.
-    unsafe fn get<F: Copy>(&self, event: usize) -> Option<(F, *mut c_void)> {
-        let Slot { handler, context } = lock(&self.0)[event];
-        // SAFETY: the caller promises that `F` is a pointer to a function of the type that `set` was promised.
-        (!handler.is_null()).then(|| (unsafe { mem::transmute_copy(&handler) }, context))
-    }
-}
 
 /// Takes over an IRP that a handler has returned for a request with this minor function. Its current stack location is
 /// that of the transport if the client has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.
@@ -240,24 +153,16 @@ impl Client<ConnectionContext> for Handlers {
         }
         // SAFETY: the IRP belongs to the transport, and its parameters are those of an accept.
         let [_, information, ..] = unsafe { (*location).parameters };
-        let accept = (request, Returned::new(information));
-        if let Err(request) = endpoint.context().keep_accept(accept) {
-            request.complete((Status::CONNECTION_ACTIVE, 0));
+        let accept = request.establishes(Returned::new(information));
+        if let Err(accept) = endpoint.context().keep_accept(Box::new(accept)) {
+            accept(Err(Status::CONNECTION_ACTIVE));
             return ConnectAnswer::Refuse;
         }
         ConnectAnswer::Accept(endpoint)
     }
 
     fn accept_completed(&self, endpoint: &Endpoint<ConnectionContext>, result: Result<(), Status>) {
-        let status = result.err().unwrap_or(Status::SUCCESS);
-        let accept = lock(&endpoint.context().accept).take();
-        if let Some((request, returned)) = accept {
-            if result.is_ok() {
-                // SAFETY: the information belongs to the transport until the request completes.
-                unsafe { returned.write(endpoint.peer_addr().ok()) };
-            }
-            request.complete((status, 0));
-        }
+        endpoint.context().accepted(result);
     }
 
     fn receive(&self, endpoint: &Endpoint<ConnectionContext>, indication: Indication) -> Answer {
@@ -297,7 +202,7 @@ impl Client<ConnectionContext> for Handlers {
     }
 
     fn takes_chained(&self) -> bool {
-        !lock(&self.0)[EVENT_CHAINED_RECEIVE].handler.is_null()
+        self.has(EVENT_CHAINED_RECEIVE)
     }
 
     fn chained_receive(

@@ -17,17 +17,17 @@ use std::{
 use smbdirect_tdi::Status;
 
 use crate::{
-    device::{Device, bug_check, call_client, is_in_callback, runtime},
-    dispatch,
+    address::Returned,
+    device::{bug_check, call_client, is_in_callback, lock, runtime},
     event::KeSetEvent,
-    files::{File, lock},
+    files::File,
     kernel::{IoAcquireCancelSpinLock, IoReleaseCancelSpinLock},
     layout::{
         DeviceObject, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, IoStatusBlock,
         Irp, KEvent, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS,
-        SL_PENDING_RETURNED,
+        SL_PENDING_RETURNED, nt,
     },
-    mdl::free_locked,
+    mdl::{Outcome, free_locked},
 };
 
 /// Maximum number of stack locations of an IRP. CurrentLocation, one more, is a CHAR.
@@ -36,9 +36,6 @@ const MAX_STACK_COUNT: i8 = 126;
 /// The flag of an IRP of [`IoAllocateIrp`], which is freed at the end of its life. The memory of other IRPs is the
 /// client's.
 const IRP_ALLOCATED: u8 = 0x01;
-
-/// The result of a request: its status, and IoStatus.Information.
-pub(crate) type Outcome = (Status, usize);
 
 /// Cancels the work of a request.
 pub(crate) type Cancel = Box<dyn Fn() + Send>;
@@ -95,7 +92,7 @@ impl Progress {
 static SUBMITTED: LazyLock<Mutex<HashMap<usize, Progress>>> = LazyLock::new(Mutex::default);
 
 /// Ends the program if a client uses an IRP that the transport has, as a debugging kernel would.
-fn check_owner(function: &str, irp: *mut Irp) {
+pub(crate) fn check_owner(function: &str, irp: *mut Irp) {
     if lock(&SUBMITTED).contains_key(&(irp as usize)) {
         bug_check(&format!(
             "{function} was called with an IRP that the transport has; wait for its completion"
@@ -110,11 +107,6 @@ fn check_owner(function: &str, irp: *mut Irp) {
 pub(crate) unsafe fn is_cancelled(irp: *mut Irp) -> bool {
     // SAFETY: the caller promises a valid IRP.
     unsafe { &(*irp).cancel }.load(Ordering::SeqCst) != 0
-}
-
-/// Returns a status as the headers declare it.
-pub(crate) const fn nt(status: Status) -> NtStatus {
-    status.0 as NtStatus
 }
 
 /// Allocates an IRP.
@@ -218,29 +210,6 @@ pub unsafe extern "C" fn IoBuildDeviceIoControlRequest(
         (*location).device_object = device;
     }
     irp
-}
-
-/// Submits a request. A request that no device of this package can take completes with STATUS_INVALID_PARAMETER, so that
-/// its client gets it back as always.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IofCallDriver(device: *mut DeviceObject, irp: *mut Irp) -> NtStatus {
-    check_owner("IoCallDriver", irp);
-    // SAFETY: the caller promises a valid IRP that it owns.
-    unsafe {
-        if irp.is_null() || (*irp).kind != IO_TYPE_IRP {
-            return nt(Status::INVALID_PARAMETER);
-        }
-        let has_location = (*irp).current_location > 1;
-        if has_location {
-            (*irp).current_location -= 1;
-            (*irp).current_stack_location = (*irp).current_stack_location.sub(1);
-            (*(*irp).current_stack_location).device_object = device;
-        }
-        match Device::of(device) {
-            Some(known) if has_location => dispatch::request(known, irp),
-            _ => refuse(irp, Status::INVALID_PARAMETER),
-        }
-    }
 }
 
 /// Completes an IRP that belongs to no file, and returns its status.
@@ -422,6 +391,19 @@ impl Request {
         &self.file
     }
 
+    /// Returns what completes a request that establishes a connection: the address of the peer is returned, too.
+    pub(crate) fn establishes(self, returned: Returned) -> impl FnOnce(Result<(), Status>) + Send {
+        move |result| {
+            if result.is_ok() {
+                let endpoint = self.file.endpoint();
+                let peer = endpoint.and_then(|endpoint| endpoint.peer_addr());
+                // SAFETY: the information belongs to the transport until the request completes.
+                unsafe { returned.write(peer.ok()) };
+            }
+            self.complete((result.err().unwrap_or(Status::SUCCESS), 0));
+        }
+    }
+
     /// Completes the request.
     ///
     /// A request that a handler or a completion routine submits never completes in the call. Otherwise a routine that
@@ -468,7 +450,10 @@ impl Drop for Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Body, ZwClose, of_handle};
+    use crate::{
+        device::Device,
+        files::{Body, ZwClose, of_handle},
+    };
 
     /// A thread cancels an IRP after its request was submitted and before it is pending.
     #[test]

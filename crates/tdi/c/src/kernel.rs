@@ -20,16 +20,15 @@ use smbdirect_tdi::Status;
 use tokio::time::sleep;
 
 use crate::{
-    device::{DISPATCH_LEVEL, bug_check, call_client, irql, runtime, set_irql, wait_for},
+    device::{DISPATCH_LEVEL, bug_check, call_client, irql, lock, runtime, set_irql, wait_for},
     event::{
-        KeInitializeEvent, KeReadStateEvent, KeSetEvent, THREAD_OBJECT, TIMER_NOTIFICATION_OBJECT,
+        KeInitializeEvent, KeReadStateEvent, KeSetEvent, TIMER_NOTIFICATION_OBJECT, Thread,
         duration, windows_time,
     },
-    files::{Object, lock, open},
-    irp::nt,
+    files::{Object, open},
     layout::{
-        DeferredRoutine, DeviceObject, Handle, KDpc, KEvent, KTimer, NtStatus, WorkQueueItem,
-        WorkerRoutine,
+        DeferredRoutine, DeviceObject, Handle, KDpc, KTimer, NtStatus, WorkQueueItem,
+        WorkerRoutine, nt,
     },
 };
 
@@ -353,34 +352,6 @@ pub unsafe extern "C" fn IoQueueWorkItem(
 pub unsafe extern "C" fn IoFreeWorkItem(item: *mut c_void) {
     // SAFETY: the caller promises an item of `IoAllocateWorkItem`, or null.
     unsafe { libc::free(item) };
-}
-
-/// A thread of a client, which is signaled when it has ended.
-pub(crate) struct Thread(*mut KEvent);
-
-// SAFETY: all accesses to the object are atomic.
-unsafe impl Send for Thread {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Thread {}
-
-impl Thread {
-    fn new() -> Self {
-        let object = Box::into_raw(Box::<KEvent>::new_uninit()).cast::<KEvent>();
-        // SAFETY: the memory is for an event.
-        unsafe { KeInitializeEvent(object, THREAD_OBJECT.into(), 0) };
-        Self(object)
-    }
-
-    pub(crate) const fn object(&self) -> *mut KEvent {
-        self.0
-    }
-}
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        // SAFETY: the object was allocated as a box, and nothing refers to it any more.
-        drop(unsafe { Box::from_raw(self.0) });
-    }
 }
 
 /// Signals the object of a thread that ends, by its return or by PsTerminateSystemThread.

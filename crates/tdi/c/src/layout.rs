@@ -2,8 +2,19 @@
 
 use std::{ffi::c_void, sync::atomic::AtomicU8};
 
+use smbdirect_tdi::Status;
+
+/// The minor functions of TDI that a handler can return.
+pub(crate) const ACCEPT: u8 = 0x05;
+pub(crate) const RECEIVE: u8 = 0x08;
+
 /// NTSTATUS, as the headers declare it.
 pub type NtStatus = i32;
+/// Returns a status as the headers declare it.
+pub(crate) const fn nt(status: Status) -> NtStatus {
+    status.0 as NtStatus
+}
+
 /// A handle of a file.
 pub type Handle = *mut c_void;
 /// A completion routine of a client.

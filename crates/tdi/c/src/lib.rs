@@ -18,7 +18,8 @@
 //! | `device` | the devices by their names, and the transport's thread |
 //! | `dispatch` | the requests of TDI |
 //! | `query` | the answers to queries |
-//! | `handlers` | the event handlers of clients |
+//! | `slots` | the event handlers and contexts that clients have set |
+//! | `handlers` | the calls of event handlers |
 //! | `chained` | received TSDUs that are lent to clients |
 #![warn(clippy::undocumented_unsafe_blocks)]
 #![allow(
@@ -29,11 +30,12 @@
 
 mod address;
 mod device;
-mod dispatch;
 mod handlers;
 mod query;
+mod slots;
 
 pub mod chained;
+pub mod dispatch;
 pub mod event;
 pub mod files;
 pub mod irp;

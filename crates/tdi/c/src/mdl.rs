@@ -7,13 +7,13 @@ use smbdirect::Message;
 use smbdirect_tdi::{ReceiveTarget, Status};
 use tokio::sync::oneshot;
 
-use crate::{
-    irp::{Outcome, nt},
-    layout::{
-        Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL,
-        Mdl, NtStatus,
-    },
+use crate::layout::{
+    Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL, Mdl,
+    NtStatus, nt,
 };
+
+/// The result of a request: its status, and IoStatus.Information.
+pub(crate) type Outcome = (Status, usize);
 
 /// Pages have this size in descriptions.
 const PAGE_BYTES: usize = 4096;

@@ -14,13 +14,12 @@ use crate::{
     address,
     device::{Device, OBJECT_NAME_NOT_FOUND, is_transport_thread, runtime, wait_for},
     files::{Body, File, ObfReferenceObject, ZwClose, of_handle},
-    handlers::{ConnectionContext, Handlers},
-    irp::{Outcome, nt},
     layout::{
         DeviceObject, EaHeader, FileObject, Handle, IoStatusBlock, NtStatus, ObjectAttributes,
-        UnicodeString,
+        UnicodeString, nt,
     },
-    mdl::{Receive, Target, lend},
+    mdl::{Outcome, Receive, Target, lend},
+    slots::{ConnectionContext, Handlers},
 };
 
 /// STATUS_NONEXISTENT_EA_ENTRY.

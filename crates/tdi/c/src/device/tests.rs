@@ -15,18 +15,18 @@ use smbdirect_tdi::{Endpoint, Expedited, NoResponse};
 use super::*;
 use crate::{
     address,
-    dispatch::{ACCEPT, RECEIVE},
+    dispatch::IofCallDriver,
     event::{KeInitializeEvent, KeWaitForSingleObject},
     files::{ObReferenceObjectByHandle, ObfDereferenceObject, ZwClose, of_handle},
-    handlers::ConnectionContext,
-    irp::{IoBuildDeviceIoControlRequest, IofCallDriver, nt},
+    irp::IoBuildDeviceIoControlRequest,
     layout::{
-        ConnectionInformation, FileObject, Handle, IoStatusBlock, Irp, KEvent, Mdl, NtStatus,
-        ObjectAttributes, RequestData, RequestKernel, RequestQuery, SL_INVOKE_ON_CANCEL,
-        SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, UnicodeString,
+        ACCEPT, ConnectionInformation, FileObject, Handle, IoStatusBlock, Irp, KEvent, Mdl,
+        NtStatus, ObjectAttributes, RECEIVE, RequestData, RequestKernel, RequestQuery,
+        SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, UnicodeString, nt,
     },
     mdl::{IoAllocateMdl, IoFreeMdl, LENT, MmBuildMdlForNonPagedPool},
     open::ZwCreateFile,
+    slots::ConnectionContext,
 };
 
 const ASSOCIATE_ADDRESS: u8 = 0x01;
