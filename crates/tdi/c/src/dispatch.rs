@@ -336,3 +336,23 @@ unsafe fn read_or_write(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_out_of_0_is_that_of_the_transport() {
+        for (time, expected) in [(0, None), (-20_000, Some(Duration::from_millis(2)))] {
+            let mut time: i64 = time;
+            let request = RequestKernel {
+                flags: 0,
+                request_connection_information: std::ptr::null_mut(),
+                return_connection_information: std::ptr::null_mut(),
+                specific: (&raw mut time).cast(),
+            };
+            // SAFETY: the time-out is valid.
+            assert_eq!(unsafe { timeout(&request) }, expected);
+        }
+    }
+}

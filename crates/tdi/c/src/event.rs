@@ -239,3 +239,47 @@ impl Drop for Thread {
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::mpsc};
+
+    use super::*;
+
+    /// Returns whether a thread of this process sleeps.
+    fn sleeps(thread: libc::pid_t) -> bool {
+        let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().starts_with(" S")
+    }
+
+    #[test]
+    fn a_notification_event_wakes_all_its_waiters() {
+        // The threads of a failed test still wait for the event.
+        let event = Box::into_raw(Box::<KEvent>::new_uninit()).cast::<KEvent>();
+        // SAFETY: the memory is for an event.
+        unsafe { KeInitializeEvent(event, NOTIFICATION_EVENT.into(), 0) };
+        let (woken, wakes) = mpsc::channel();
+        for _ in 0..3 {
+            let (sender, receiver) = mpsc::channel();
+            let (address, woken) = (event as usize, woken.clone());
+            thread::spawn(move || {
+                // SAFETY: the call has no arguments.
+                sender.send(unsafe { libc::gettid() }).unwrap();
+                let object = address as *mut c_void;
+                // SAFETY: the event is never freed, and the time-out is null.
+                let status = unsafe { KeWaitForSingleObject(object, 0, 0, 0, ptr::null()) };
+                let _ = woken.send(status);
+            });
+            let id = receiver.recv().unwrap();
+            while !sleeps(id) {
+                thread::yield_now();
+            }
+        }
+        // SAFETY: as above.
+        unsafe { KeSetEvent(event, 0, 0) };
+        for _ in 0..3 {
+            let limit = Duration::from_secs(60);
+            assert_eq!(wakes.recv_timeout(limit), Ok(STATUS_SUCCESS));
+        }
+    }
+}
