@@ -35,6 +35,10 @@ goals *options:
 interop *cases:
     interop/run {{cases}}
 
+# Prove the credit rules without bounds (python3, PyPI); `just proofs --mutants` shows that the proofs can fail
+proofs *arguments:
+    proofs/run {{arguments}}
+
 # Fuzz one target: `just fuzz wire_decode`
 fuzz target seconds="60":
     cargo run -p smbdirect-fuzz --example corpora -- unpack {{target}}

@@ -122,6 +122,8 @@ struct Slip {
 struct Cited {
     code: BTreeSet<String>,
     tests: BTreeSet<String>,
+    /// Files of `proofs/` with an obligation that covers it.
+    proofs: BTreeSet<String>,
 }
 
 /// The specification's rows, the exceptions and the code's marks, which the tests check against each other.
@@ -133,6 +135,11 @@ struct Specs {
 }
 
 const PARTS: [&str; 2] = ["crates", "fuzz"];
+const PROOFS: [&str; 3] = [
+    "proofs/compiled.py",
+    "proofs/liveness.py",
+    "proofs/safety.py",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -161,6 +168,14 @@ impl Specs {
         for part in PARTS {
             cite_all(&root().join(part), part, &mut citations);
         }
+        for name in PROOFS {
+            // The published package does not contain the proofs.
+            let source = fs::read_to_string(root().join(name)).unwrap_or_default();
+            for id in source.lines().filter_map(|line| line.strip_prefix("#= ")) {
+                let cited: &mut Cited = citations.entry(id.to_owned()).or_default();
+                cited.proofs.insert(name.to_owned());
+            }
+        }
         Self {
             requirements,
             exceptions,
@@ -173,6 +188,7 @@ impl Specs {
         const NOWHERE: &Cited = &Cited {
             code: BTreeSet::new(),
             tests: BTreeSet::new(),
+            proofs: BTreeSet::new(),
         };
         self.citations.get(&requirement.id).unwrap_or(NOWHERE)
     }
@@ -264,7 +280,7 @@ fn every_requirement_is_decided_and_proven() {
             complaints.push(format!("{id} ({}) {missing}: {text}", level.name()));
         }
     }
-    for (id, Cited { code, tests }) in &specs.citations {
+    for (id, Cited { code, tests, .. }) in &specs.citations {
         if !known.contains(id) {
             complaints.push(format!("{id} is in no table: {code:?} {tests:?}"));
         }
@@ -573,13 +589,20 @@ fn line(specs: &Specs, row: &Requirement) -> String {
         Some(revision) => format!(", {revision:?}"),
         None => String::new(),
     };
-    let Cited { code, tests } = specs.cited(row);
+    let Cited {
+        code,
+        tests,
+        proofs,
+    } = specs.cited(row);
     let mut places = Vec::new();
     if !code.is_empty() {
         places.push(format!("code: {}", quoted(code)));
     }
     if !tests.is_empty() {
         places.push(format!("test: {}", quoted(tests)));
+    }
+    if !proofs.is_empty() {
+        places.push(format!("proved without bounds: {}", quoted(proofs)));
     }
     if specs.exceptions.contains_key(id) {
         places.push("excepted".to_owned());

@@ -20,6 +20,7 @@ use std::{
 use bytes::Bytes;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
+use self::relation::{Received, Relation};
 use super::{Connection, Kind, Role};
 use crate::{
     engine::{
@@ -33,6 +34,7 @@ use crate::{
     wire::{DataTransfer, NegotiateResponse},
 };
 
+mod relation;
 mod rules;
 mod state;
 mod steps;
@@ -78,6 +80,8 @@ enum Rule {
     EndsHaveReasons,
     /// An engine that reports itself idle has no work.
     IdleHasNoWork,
+    /// Each step is one that `proofs/` proves safe and live.
+    StepsAreProved,
 }
 
 /// A deliberate fault, and the rule that it breaks.
@@ -121,10 +125,12 @@ enum Sabotage {
     ForgetQueue,
     /// An engine stays idle after an input that gives it work.
     StayIdle,
+    /// A receive is posted that no rule asks for.
+    PostForNothing,
 }
 
 impl Sabotage {
-    const ALL: [(Self, Rule); 19] = [
+    const ALL: [(Self, Rule); 20] = [
         (Self::InventCredit, Rule::SendsHaveCredits),
         (Self::WithholdGrant, Rule::LastCreditGrants),
         (Self::SpendLastCredit, Rule::WorkGetsDone),
@@ -144,6 +150,7 @@ impl Sabotage {
         (Self::LoseResponse, Rule::WorkGetsDone),
         (Self::ForgetQueue, Rule::MessagesArrive),
         (Self::StayIdle, Rule::IdleHasNoWork),
+        (Self::PostForNothing, Rule::StepsAreProved),
     ];
 }
 
@@ -228,6 +235,8 @@ struct End {
     put_off: bool,
     /// The sabotage has been done.
     tampered: bool,
+    /// The end as the proof sees it, once it is established.
+    relation: Option<Relation>,
 }
 
 /// A state of both ends and the network.
