@@ -67,6 +67,63 @@ impl Event {
     }
 }
 
+/// The content of an event, before it is known which stream it belongs to.
+#[derive(Debug)]
+pub(crate) struct Told {
+    kind: EventKind,
+    broken: Vec<Broken>,
+    extra: Extra,
+}
+
+impl Told {
+    /// Returns the event of a stream.
+    pub(crate) fn event(
+        self,
+        stream: u32,
+        position: Position,
+        (from, initiator): (Side, Option<Side>),
+        credits: PerEnd<Option<u32>>,
+    ) -> Event {
+        let Self {
+            kind,
+            broken,
+            extra,
+        } = self;
+        Event {
+            stream,
+            position,
+            from,
+            initiator,
+            kind,
+            credits,
+            broken,
+            extra,
+        }
+    }
+}
+
+impl From<EventKind> for Told {
+    fn from(kind: EventKind) -> Self {
+        (kind, Vec::new()).into()
+    }
+}
+
+impl From<(EventKind, Vec<Broken>)> for Told {
+    fn from((kind, broken): (EventKind, Vec<Broken>)) -> Self {
+        (kind, broken, Extra::default()).into()
+    }
+}
+
+impl From<(EventKind, Vec<Broken>, Extra)> for Told {
+    fn from((kind, broken, extra): (EventKind, Vec<Broken>, Extra)) -> Self {
+        Self {
+            kind,
+            broken,
+            extra,
+        }
+    }
+}
+
 /// What explanations need of a message beyond its fields.
 #[derive(Debug, Default)]
 pub(crate) struct Extra {
@@ -76,6 +133,22 @@ pub(crate) struct Extra {
     pub(crate) content: Vec<u8>,
     /// If the bytes of a gap are cut from a packet that is in the capture, the bytes up to its end that are not understood.
     pub(crate) hidden: Option<u64>,
+}
+
+impl Extra {
+    pub(crate) fn began(began: Option<Position>) -> Self {
+        Self {
+            began,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn content(content: Vec<u8>) -> Self {
+        Self {
+            content,
+            ..Self::default()
+        }
+    }
 }
 
 /// The amount of content that events carry in [`Extra`].

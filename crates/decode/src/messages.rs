@@ -14,16 +14,15 @@ use smbdirect::rdma::iwarp::{
 };
 
 use super::{
-    event::{Broken, Detail, EventKind, Extra, Tagged, broken},
+    event::{Broken, Detail, EventKind, Extra, Tagged, Told, broken},
     framing::{Crc, Fpdu, Frame, Framer},
     per_end::{PerEnd, Side},
     smb::{Context, Send, SmbDirect},
     tcp::{Piece, Position},
 };
 
-/// Receives an event, its direction, the broken rules, and what explanations need of it.
-pub(super) type EventSink<'a> =
-    &'a mut dyn FnMut(Side, EventKind, Vec<Broken>, Extra, &ConnectionState);
+/// Receives an event and its direction.
+pub(super) type EventSink<'a> = &'a mut dyn FnMut(Side, Told, &ConnectionState);
 
 /// The state of the connection as a whole.
 #[derive(Debug, Default)]
@@ -170,7 +169,7 @@ impl Iwarp {
                 hidden: is_cut.then(|| bytes + framers[side].take_passed()),
                 ..Extra::default()
             };
-            state.emit_with(side, EventKind::Gap { bytes }, Vec::new(), extra, sink);
+            state.emit(side, (EventKind::Gap { bytes }, Vec::new(), extra), sink);
             state.lost(side, sink);
         }
         while let Some(frame) = framers[side].next(state.crc) {
@@ -206,7 +205,6 @@ impl Iwarp {
                             EventKind::InStep {
                                 passed_over: skipped,
                             },
-                            Vec::new(),
                             sink,
                         );
                     }
@@ -222,21 +220,10 @@ impl Iwarp {
 }
 
 impl State {
-    fn emit(&self, side: Side, kind: EventKind, faults: Vec<Broken>, sink: EventSink<'_>) {
-        // A connection that is not known to be iWARP is not reported.
-        self.emit_with(side, kind, faults, Extra::default(), sink);
-    }
-
-    fn emit_with(
-        &self,
-        side: Side,
-        kind: EventKind,
-        faults: Vec<Broken>,
-        extra: Extra,
-        sink: EventSink<'_>,
-    ) {
+    /// Reports an event. A connection that is not known to be iWARP is not reported.
+    fn emit(&self, side: Side, told: impl Into<Told>, sink: EventSink<'_>) {
         if self.confirmed {
-            sink(side, kind, faults, extra, &self.connection);
+            sink(side, told.into(), &self.connection);
         }
     }
 
@@ -304,7 +291,7 @@ impl State {
 
     fn undecoded(&mut self, side: Side, fpdu: &Fpdu<'_>, faults: Vec<Broken>, sink: EventSink<'_>) {
         let ulpdu_length = fpdu.ulpdu_length;
-        self.emit(side, EventKind::BadFpdu { ulpdu_length }, faults, sink);
+        self.emit(side, (EventKind::BadFpdu { ulpdu_length }, faults), sink);
         self.lost(side, sink);
     }
 
@@ -390,7 +377,7 @@ impl State {
             reads.push_back(request);
         }
         let faults = std::mem::take(faults);
-        self.emit(side, EventKind::ReadyToReceive { by: name }, faults, sink);
+        self.emit(side, (EventKind::ReadyToReceive { by: name }, faults), sink);
         true
     }
 
@@ -421,7 +408,7 @@ impl State {
                 let terminate = Terminate::decode(segment.payload);
                 check_terminate(&terminate, &mut faults);
                 self.directions[side].terminated = true;
-                self.emit(side, EventKind::Terminate(terminate), faults, sink);
+                self.emit(side, (EventKind::Terminate(terminate), faults), sink);
             }
             _ => self.send(side, &header, &segment, faults, sink),
         }
@@ -455,7 +442,7 @@ impl State {
                 length: length.into(),
             };
             self.directions[side].reads = None;
-            self.emit(side, kind, faults, sink);
+            self.emit(side, (kind, faults), sink);
             return;
         };
         let granted = self.directions[!side]
@@ -474,7 +461,7 @@ impl State {
                 self.directions[side].reads = None;
             }
         }
-        self.emit(side, EventKind::ReadRequest(request), faults, sink);
+        self.emit(side, (EventKind::ReadRequest(request), faults), sink);
     }
 
     fn send(
@@ -529,7 +516,7 @@ impl State {
             self.directions[side].sending = Some(sending);
             if !faults.is_empty() {
                 let note = "a segment of a message that goes on";
-                self.emit(side, EventKind::Note { note }, faults, sink);
+                self.emit(side, (EventKind::Note { note }, faults), sink);
             }
             return;
         }
@@ -548,7 +535,7 @@ impl State {
             content: sending.send.head,
             ..Extra::default()
         };
-        self.emit_with(side, kind, faults, extra, sink);
+        self.emit(side, (kind, faults, extra), sink);
     }
 
     /// Checks the message number of a queue.
@@ -582,7 +569,7 @@ impl State {
             }
         }
         self.finish_placing(side, Vec::new(), sink);
-        self.emit(side, EventKind::Closed { reset }, faults, sink);
+        self.emit(side, (EventKind::Closed { reset }, faults), sink);
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::{
-    event::{Event, EventKind, Extra, broken},
+    event::{Event, EventKind, Told, broken},
     per_end::{PerEnd, Side},
 };
 
@@ -53,18 +53,11 @@ impl Silence {
             );
             let mut credits = event.credits;
             credits[end] = Some(0);
-            Event {
-                stream: event.stream,
-                position: event.position,
-                from: !end,
-                initiator: event.initiator,
-                kind: EventKind::Note {
-                    note: "leaves its peer without a send credit",
-                },
-                credits,
-                broken: vec![broken("SMBD-3.1.5.9-03", how)],
-                extra: Extra::default(),
-            }
+            let note = "leaves its peer without a send credit";
+            let faults = vec![broken("SMBD-3.1.5.9-03", how)];
+            let told = Told::from((EventKind::Note { note }, faults));
+            let ends = (!end, event.initiator);
+            told.event(event.stream, event.position, ends, credits)
         });
         if matches!(event.kind, EventKind::Closed { .. }) {
             self.streams.remove(&event.stream);
@@ -77,7 +70,7 @@ impl Silence {
 mod tests {
     use super::*;
     use crate::{
-        event::{DataTransfer, Payload},
+        event::{DataTransfer, Extra, Payload},
         tcp::Position,
     };
 

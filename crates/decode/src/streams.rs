@@ -11,7 +11,7 @@ use smbdirect::rdma::roce::packet::UDP_PORT;
 use super::{
     capture::Packet,
     counts::Counts,
-    event::{Detail, End, Event, EventKind, Extra},
+    event::{Detail, End, EventKind, Told},
     messages::Iwarp,
     out::{Out, Sink},
     packet::{Content, Segment, content},
@@ -199,12 +199,12 @@ impl Streams {
             Content::Roce(datagram) => {
                 let mut out = Out {
                     streams: &mut self.streams,
+                    counts: &mut counts.roce,
+                    ports: &self.roce_ports,
                     sink,
+                    position,
                 };
-                let counts = &mut counts.roce;
-                let ports = &self.roce_ports;
-                self.roce
-                    .datagram(&datagram, position, ports, counts, &mut out);
+                self.roce.datagram(&datagram, &mut out);
             }
             Content::Fragment => counts.fragments += 1,
             Content::Unread(unread) => counts.count_unread(unread),
@@ -221,9 +221,12 @@ impl Streams {
         }
         let mut out = Out {
             streams: &mut self.streams,
+            counts: &mut self.counts.roce,
+            ports: &self.roce_ports,
             sink,
+            position: Position::default(),
         };
-        self.roce.finish(&mut self.counts.roce, &mut out);
+        self.roce.finish(&mut out);
     }
 
     /// Returns whether a packet is of SMB over TCP. A connection to its port is, unless it is one of iWARP.
@@ -415,16 +418,8 @@ impl Entry {
         };
         let initiator = iwarp.initiator();
         for (side, position, packet) in watched.waiting.drain(..) {
-            sink(Event {
-                stream: *stream,
-                position,
-                from: side,
-                initiator,
-                kind: EventKind::TcpPacket(packet),
-                credits: PerEnd::default(),
-                broken: Vec::new(),
-                extra: Extra::default(),
-            });
+            let told = Told::from(EventKind::TcpPacket(packet));
+            sink(told.event(*stream, position, (side, initiator), PerEnd::default()));
         }
     }
 
@@ -471,36 +466,21 @@ impl Upper {
             Self::Iwarp { stream, iwarp } => (Some(*stream), iwarp),
             Self::Nothing => return,
         };
-        let goes_on = iwarp.piece(
-            side,
-            piece,
-            position,
-            &mut |side, kind, broken, extra, connection| {
-                let mut tell = |stream, kind, broken, extra| {
-                    sink(Event {
-                        stream,
-                        position,
-                        from: side,
-                        initiator: connection.initiator,
-                        kind,
-                        credits: connection.smb.credits(),
-                        broken,
-                        extra,
-                    });
-                };
-                let stream = *number.get_or_insert_with(|| {
-                    *streams += 1;
-                    let kind = EventKind::Stream {
-                        ends: PerEnd(ends.map(End::Tcp)),
-                        initiator: connection.initiator,
-                        from_start: connection.from_start,
-                    };
-                    tell(*streams, kind, Vec::new(), Extra::default());
-                    *streams
+        let goes_on = iwarp.piece(side, piece, position, &mut |side, told, connection| {
+            let ends_of_event = (side, connection.initiator);
+            let credits = connection.smb.credits();
+            let stream = *number.get_or_insert_with(|| {
+                *streams += 1;
+                let begins = Told::from(EventKind::Stream {
+                    ends: PerEnd(ends.map(End::Tcp)),
+                    initiator: connection.initiator,
+                    from_start: connection.from_start,
                 });
-                tell(stream, kind, broken, extra);
-            },
-        );
+                sink(begins.event(*streams, position, ends_of_event, credits));
+                *streams
+            });
+            sink(told.event(stream, position, ends_of_event, credits));
+        });
         if !goes_on {
             *self = Self::Nothing;
         } else if let (Self::Undecided(iwarp), Some(stream)) = (&mut *self, number) {

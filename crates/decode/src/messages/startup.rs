@@ -26,7 +26,7 @@ impl State {
         };
         let error = StartupError::Key;
         let faults = vec![broken("MPA-09", error.to_string())];
-        self.emit(side, EventKind::BadStartup { kind, error }, faults, sink);
+        self.emit(side, (EventKind::BadStartup { kind, error }, faults), sink);
     }
 
     /// Handles a startup frame, and returns which directions cannot be read after it.
@@ -63,7 +63,7 @@ impl State {
                     StartupError::Key | StartupError::Incomplete { .. } => "MPA-09",
                 };
                 faults.push(broken(rule, error.to_string()));
-                self.emit(side, EventKind::BadStartup { kind, error }, faults, sink);
+                self.emit(side, (EventKind::BadStartup { kind, error }, faults), sink);
                 return Some(PerEnd([true; 2]));
             }
         };
@@ -91,12 +91,12 @@ impl State {
             self.directions[!initiator].startup.as_ref(),
         ]
         .map(|frame| frame.is_some_and(|frame| frame.markers));
-        self.emit(side, EventKind::Startup(frame), faults, sink);
+        self.emit(side, (EventKind::Startup(frame), faults), sink);
         if !is_reply || self.refused || markers == [false; 2] {
             return None;
         }
         let note = "with markers, which are not read: nothing more of such a direction is shown";
-        self.emit(side, EventKind::Note { note }, Vec::new(), sink);
+        self.emit(side, EventKind::Note { note }, sink);
         // An end asks for markers in the direction that it receives.
         let mut stopped = PerEnd([false; 2]);
         stopped[!initiator] = markers[0];

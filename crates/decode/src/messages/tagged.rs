@@ -69,12 +69,9 @@ impl State {
                 length: segment.length.into(),
                 segments: 1,
             };
-            let extra = Extra {
-                content: segment.payload.to_vec(),
-                ..Extra::default()
-            };
+            let extra = Extra::content(segment.payload.to_vec());
             let kind = operation(segment.opcode, part);
-            self.emit_with(side, kind, Vec::new(), extra, sink);
+            self.emit(side, (kind, Vec::new(), extra), sink);
         }
         placing.tagged.length += u64::from(segment.length);
         placing.tagged.segments += 1;
@@ -84,7 +81,7 @@ impl State {
             self.finish_placing(side, faults, sink);
         } else if !faults.is_empty() {
             let note = "a segment of a message that goes on";
-            self.emit(side, EventKind::Note { note }, faults, sink);
+            self.emit(side, (EventKind::Note { note }, faults), sink);
         }
     }
 
@@ -97,11 +94,8 @@ impl State {
             return;
         }
         let kind = operation(placing.opcode, placing.tagged);
-        let extra = Extra {
-            began: Some(placing.began),
-            ..Extra::default()
-        };
-        self.emit_with(side, kind, faults, extra, sink);
+        let extra = Extra::began(Some(placing.began));
+        self.emit(side, (kind, faults, extra), sink);
     }
 
     /// Matches a Read Response with the oldest Read of the other end.

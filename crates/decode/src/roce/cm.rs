@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use smbdirect::rdma::roce::cm::{Mad, Message};
 
 use super::{
-    super::{counts::RoceCounts, event::Repeated, out::Out, per_end::Side, tcp::Position},
-    connection::{Connection, QueuePair},
+    super::{event::Repeated, out::Out, per_end::Side},
+    connection::Connection,
     datagram::Packet,
     flows::Roce,
 };
@@ -18,9 +18,6 @@ impl Roce {
         &mut self,
         (from, to): (IpAddr, IpAddr),
         packet: &Packet,
-        position: Position,
-        ports: &[u16],
-        counts: &mut RoceCounts,
         out: &mut Out<'_>,
     ) -> bool {
         let Ok(mad) = Mad::decode(&packet.head) else {
@@ -32,7 +29,7 @@ impl Roce {
             Message::ConnectRequest(request) => {
                 let id = request.local_communication_id;
                 let queue_pair = request.queue_pair;
-                Some(self.requested(from, to, id, queue_pair, counts, out))
+                Some(self.requested(from, to, id, queue_pair, out))
             }
             message => self.find(from, to, message),
         };
@@ -41,7 +38,7 @@ impl Roce {
         };
         if is_copy {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.show(side, packet, Repeated::CapturedAgain, position, out);
+                connection.show(side, packet, Repeated::CapturedAgain, out);
             }
             return true;
         }
@@ -50,8 +47,7 @@ impl Roce {
             self.ids.insert((from, to, local), id, side);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.cm(side, mad.transaction_id, mad.message, position);
-            connection.told_cm(ports, out);
+            connection.cm(side, mad.transaction_id, mad.message, out);
         }
         self.name(id);
         true
@@ -64,7 +60,6 @@ impl Roce {
         to: IpAddr,
         id: u32,
         queue_pair: u32,
-        counts: &mut RoceCounts,
         out: &mut Out<'_>,
     ) -> (u32, Side) {
         if let Some((known, side)) = self.ids.get(from, to, id) {
@@ -73,14 +68,17 @@ impl Roce {
             if number == Some(queue_pair) {
                 return (known, side);
             }
-            self.remove(known, counts, out);
+            self.remove(known, out);
         }
         // The queue pair belonged to another connection before.
         if let Some((before, _)) = self.with_queue_pair(to, from, queue_pair) {
-            self.remove(before, counts, out);
+            self.remove(before, out);
         }
-        self.make_room(counts, out);
-        (self.add(Connection::new(between(from, to))), Side::A)
+        self.make_room(out);
+        (
+            self.add(Connection::new([(from, None), (to, None)])),
+            Side::A,
+        )
     }
 
     /// Finds the connection of a message other than REQ, and the direction of its sender.
@@ -95,20 +93,14 @@ impl Roce {
         }
         match message {
             // The REQ is not in the capture.
-            Message::ConnectReply(_) => {
-                Some((self.add(Connection::new(between(to, from))), Side::B))
-            }
+            Message::ConnectReply(_) => Some((
+                self.add(Connection::new([(to, None), (from, None)])),
+                Side::B,
+            )),
             Message::DisconnectRequest(request) => {
                 self.with_queue_pair(from, to, request.remote_queue_pair)
             }
             _ => None,
         }
     }
-}
-
-fn between(one: IpAddr, other: IpAddr) -> [QueuePair; 2] {
-    [one, other].map(|address| QueuePair {
-        address,
-        number: None,
-    })
 }

@@ -12,13 +12,13 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::{Broken, Detail, End, Event, EventKind, Extra, Region, Repeated, broken},
+        event::{Detail, End, EventKind, Region, Repeated, Told, broken},
         out::Out,
         per_end::{PerEnd, Side},
         smb::{Send, SmbDirect},
         tcp::Position,
     },
-    datagram::{Packet, Recent, Undecoded, rule},
+    datagram::{Packet, Part, Recent, Undecoded, rule},
     order::Requests,
     reads::{Read, Reads, Response, response_packets},
 };
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     upper: Upper,
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
-    waiting: Vec<(Side, Position, EventKind, Vec<Broken>, Extra)>,
+    waiting: Vec<(Side, Position, Told)>,
     /// The identifiers in the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
@@ -78,13 +78,13 @@ struct DirectionState {
     sending: Option<Sending>,
     writing: Option<Region>,
     /// The first packet of `writing`.
-    written: Extra,
+    written: Option<Position>,
     /// Bytes and packets of a Read response whose request is not in the capture.
     reading: Option<(u64, u64)>,
     /// Consecutive packets that were sent again.
     again: Option<(Psn, u64, Position)>,
     /// Packets of Read responses before their request.
-    early: VecDeque<(Packet, Position)>,
+    early: VecDeque<Packet>,
     /// The PSN of the last response packet.
     last_response: Option<Psn>,
     /// Complete Sends.
@@ -112,9 +112,10 @@ const MAX_EARLY: usize = 256;
 const PAIRING_WINDOW: i64 = 4096;
 
 impl Connection {
-    pub(super) fn new(ends: [QueuePair; 2]) -> Self {
+    /// Creates a connection of two ends: their addresses and their queue pairs.
+    pub(super) fn new(ends: [(IpAddr, Option<u32>); 2]) -> Self {
         Self {
-            ends: PerEnd(ends),
+            ends: PerEnd(ends.map(|(address, number)| QueuePair { address, number })),
             port: None,
             seen: 0,
             initiator: None,
@@ -160,8 +161,8 @@ impl Connection {
     }
 
     fn tell_waiting(&mut self, out: &mut Out<'_>) {
-        for (side, position, kind, broken, extra) in std::mem::take(&mut self.waiting) {
-            self.tell(side, position, kind, broken, extra, out);
+        for (side, position, told) in std::mem::take(&mut self.waiting) {
+            self.tell(side, told, &mut out.at(position));
         }
     }
 
@@ -196,15 +197,9 @@ impl Connection {
         self.directions[side].last_response
     }
 
-    /// Handles a message of the CM in a direction.
-    pub(super) fn cm(
-        &mut self,
-        side: Side,
-        transaction: u64,
-        message: Message,
-        position: Position,
-    ) {
-        self.seen = position.frame;
+    /// Handles a message of the CM in a direction, and reports it if the connection is one of SMB Direct.
+    pub(super) fn cm(&mut self, side: Side, transaction: u64, message: Message, out: &mut Out<'_>) {
+        self.seen = out.position.frame;
         let id = (
             message.attribute(),
             transaction,
@@ -230,14 +225,9 @@ impl Connection {
         }
         if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
             let kind = EventKind::Cm { message, again };
-            let waiting = (side, position, kind, Vec::new(), Extra::default());
-            self.waiting.push(waiting);
+            self.waiting.push((side, out.position, kind.into()));
         }
-    }
-
-    /// Reports the messages of the CM, if the connection is one of SMB Direct.
-    pub(super) fn told_cm(&mut self, ports: &[u16], out: &mut Out<'_>) {
-        let is_expected = self.port.is_some_and(|port| ports.contains(&port));
+        let is_expected = self.port.is_some_and(|port| out.ports.contains(&port));
         if is_expected {
             self.expect(None, out);
         }
@@ -257,50 +247,38 @@ impl Connection {
     }
 
     /// Handles a packet that cannot be decoded.
-    pub(super) fn bad(
-        &mut self,
-        side: Side,
-        bad: &Undecoded,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
-        self.seen = position.frame;
+    pub(super) fn bad(&mut self, side: Side, bad: &Undecoded, out: &mut Out<'_>) {
+        self.seen = out.position.frame;
         let broken = match bad.error {
             None => Some(broken("ROCE-A17.3.3-04", "a wrong ICRC")),
             Some(error) => rule(error).map(|rule| broken(rule, error.to_string())),
         };
         let opcode = bad.opcode;
-        let broken = broken.into_iter().collect();
-        self.emit(side, position, EventKind::BadPacket { opcode }, broken, out);
+        let broken: Vec<_> = broken.into_iter().collect();
+        self.emit(side, (EventKind::BadPacket { opcode }, broken), out);
     }
 
     /// Handles a packet in a direction.
-    pub(super) fn packet(
-        &mut self,
-        side: Side,
-        packet: Packet,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
-        self.seen = position.frame;
+    pub(super) fn packet(&mut self, side: Side, packet: Packet, out: &mut Out<'_>) {
+        self.seen = out.position.frame;
         if self.upper == Upper::Other {
             return;
         }
         if self.directions[side].recent.has(&packet) {
-            self.show(side, &packet, Repeated::CapturedAgain, position, out);
+            self.show(side, &packet, Repeated::CapturedAgain, out);
             return;
         }
         self.learn_mtu(&packet);
         if packet.is_request() {
-            self.take(side, packet, position, out);
+            self.take(side, packet, out);
         } else {
-            self.response(side, packet, position, out);
+            self.response(side, packet, out);
         }
         self.drain(out);
         for side in Side::BOTH {
             self.directions[side].requests.tick();
             while let Some((read, missing, position)) = self.directions[side].reads.tick() {
-                self.end_read(!side, read, missing, position, out);
+                self.end_read(!side, read, missing, &mut out.at(position));
             }
         }
         while self
@@ -319,11 +297,10 @@ impl Connection {
         side: Side,
         packet: &Packet,
         repeated: Repeated,
-        position: Position,
         out: &mut Out<'_>,
     ) {
         let shown = packet.shown(repeated);
-        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, EventKind::Packet(shown), out);
     }
 
     /// Reports the messages that wait for packets that will not arrive.
@@ -333,11 +310,11 @@ impl Connection {
             self.force(out);
         }
         for side in Side::BOTH {
-            while let Some((packet, position)) = self.directions[side].early.pop_front() {
-                self.read_response(side, &packet, position, out);
+            while let Some(packet) = self.directions[side].early.pop_front() {
+                self.read_response(side, &packet, &mut out.at(packet.position));
             }
             while let Some((read, missing, position)) = self.directions[!side].reads.last() {
-                self.end_read(side, read, missing, position, out);
+                self.end_read(side, read, missing, &mut out.at(position));
             }
             self.tell_again(side, out);
         }
@@ -365,34 +342,30 @@ impl Connection {
     }
 
     /// Takes a request.
-    fn take(&mut self, side: Side, packet: Packet, position: Position, out: &mut Out<'_>) {
+    fn take(&mut self, side: Side, packet: Packet, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         let mut shown = packet.shown(Repeated::No);
         let after = self.directions[!side].requests.acknowledged();
-        let (at, is_new) = self.directions[side].requests.take(packet, position, after);
+        let (at, is_new) = self.directions[side].requests.take(packet, after);
         if !is_new {
             shown.repeated = Repeated::SentAgain;
             if shown.bth.opcode == Opcode::ReadRequest {
                 self.directions[side].reads.ask_again(at);
             }
         }
-        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
-        self.count_again(side, psn, !is_new, position, out);
+        self.emit(side, EventKind::Packet(shown), out);
+        self.count_again(side, psn, !is_new, out);
     }
 
     /// Handles an acknowledgement or a packet of a Read response.
-    fn response(&mut self, side: Side, packet: Packet, position: Position, out: &mut Out<'_>) {
+    fn response(&mut self, side: Side, packet: Packet, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         self.directions[side].last_response = Some(psn);
         let requester = &mut self.directions[!side];
         let at = requester.requests.index(psn);
         let syndrome = packet.extended.aeth().map(|aeth| aeth.syndrome);
         let is_positive = !matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
-        let is_of_read = packet.bth.opcode.is_response()
-            && !matches!(
-                packet.bth.opcode,
-                Opcode::Acknowledge | Opcode::AtomicAcknowledge
-            );
+        let is_of_read = Part::of(packet.bth.opcode) == Part::ReadResponse;
         if let Some(at) = at {
             requester.requests.acknowledge(at + i64::from(is_positive));
         }
@@ -402,50 +375,34 @@ impl Connection {
         };
         let is_early = at.is_some_and(|at| at >= requester.requests.reach());
         let shown = packet.shown(repeated);
-        self.emit(side, position, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, EventKind::Packet(shown), out);
         match syndrome {
             Some(Syndrome::Nak(code)) => {
-                let broken = match code {
-                    NakCode::Reserved(code) => {
-                        vec![broken(
-                            "ROCE-9.7.5-01",
-                            format!("a NAK with the reserved code {code}"),
-                        )]
-                    }
-                    _ => Vec::new(),
-                };
-                self.emit(side, position, EventKind::Nak { code, psn }, broken, out);
+                let mut faults = Vec::new();
+                if let NakCode::Reserved(code) = code {
+                    let how = format!("a NAK with the reserved code {code}");
+                    faults.push(broken("ROCE-9.7.5-01", how));
+                }
+                self.emit(side, (EventKind::Nak { code, psn }, faults), out);
             }
             Some(Syndrome::RnrNak { timer }) => {
-                self.emit(
-                    side,
-                    position,
-                    EventKind::RnrNak { timer, psn },
-                    Vec::new(),
-                    out,
-                );
+                self.emit(side, EventKind::RnrNak { timer, psn }, out);
             }
             _ if is_of_read && is_early && self.directions[side].early.len() < MAX_EARLY => {
-                self.directions[side].early.push_back((packet, position));
+                self.directions[side].early.push_back(packet);
             }
-            _ if is_of_read => self.read_response(side, &packet, position, out),
+            _ if is_of_read => self.read_response(side, &packet, out),
             _ => {}
         }
     }
 
-    fn read_response(
-        &mut self,
-        side: Side,
-        packet: &Packet,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn read_response(&mut self, side: Side, packet: &Packet, out: &mut Out<'_>) {
         let (psn, opcode, length) = (packet.bth.psn, packet.bth.opcode, packet.length);
         let requester = &mut self.directions[!side];
         let at = requester.requests.index(psn);
         let part = at.and_then(|at| requester.reads.part(at, opcode.ends_message(), length));
         let response = match at {
-            Some(at) => match requester.reads.take(at, opcode, length, position) {
+            Some(at) => match requester.reads.take(at, opcode, length, packet.position) {
                 // The response was complete before.
                 Response::Unknown if requester.requests.has(at) => Response::Again,
                 response => response,
@@ -455,51 +412,41 @@ impl Connection {
         let is_again = matches!(response, Response::Again);
         if self.detail == Detail::Content && !is_again {
             let kind = EventKind::RoceReadResponse(Region::of(part, length));
-            self.part(side, kind, &packet.head, position, out);
+            self.part(side, kind, packet, out);
         }
-        self.count_again(side, psn, is_again, position, out);
+        self.count_again(side, psn, is_again, out);
         match response {
             Response::Continues | Response::Again => {}
-            Response::Completes(read) => self.end_read(side, read, 0, position, out),
+            Response::Completes(read) => self.end_read(side, read, 0, out),
             Response::Unknown => {
                 let reading = self.directions[side].reading.get_or_insert_default();
                 reading.0 += u64::from(length);
                 reading.1 += 1;
                 if opcode.ends_message()
                     && let Some((length, packets)) = self.directions[side].reading.take()
-                    && self.detail != Detail::Content
                 {
-                    let kind = EventKind::RoceReadResponse(Region {
-                        reth: None,
+                    let reth = None;
+                    let region = Region {
+                        reth,
                         length,
                         packets,
-                    });
-                    self.emit(side, position, kind, Vec::new(), out);
+                    };
+                    self.moved(
+                        side,
+                        EventKind::RoceReadResponse(region),
+                        Vec::new(),
+                        None,
+                        out,
+                    );
                 }
             }
         }
     }
 
     /// Reports a response in a direction.
-    fn end_read(
-        &mut self,
-        side: Side,
-        read: Read,
-        missing: u64,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn end_read(&mut self, side: Side, read: Read, missing: u64, out: &mut Out<'_>) {
         if missing > 0 {
-            self.emit(
-                side,
-                position,
-                EventKind::MissingPackets { packets: missing },
-                Vec::new(),
-                out,
-            );
-        }
-        if self.detail == Detail::Content {
-            return;
+            self.emit(side, EventKind::MissingPackets { packets: missing }, out);
         }
         let kind = EventKind::RoceReadResponse(Region {
             reth: Some(read.reth),
@@ -513,37 +460,26 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        let extra = Extra {
-            began: read.began,
-            ..Extra::default()
-        };
-        self.emit_with(side, position, kind, faults, extra, out);
+        self.moved(side, kind, faults, read.began, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
-    fn count_again(
-        &mut self,
-        side: Side,
-        psn: Psn,
-        is_again: bool,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn count_again(&mut self, side: Side, psn: Psn, is_again: bool, out: &mut Out<'_>) {
         if !is_again {
             self.tell_again(side, out);
             return;
         }
         let (_, packets, last) = self.directions[side]
             .again
-            .get_or_insert((psn, 0, position));
+            .get_or_insert((psn, 0, out.position));
         *packets += 1;
-        *last = position;
+        *last = out.position;
     }
 
     fn tell_again(&mut self, side: Side, out: &mut Out<'_>) {
         if let Some((psn, packets, position)) = self.directions[side].again.take() {
             let kind = EventKind::SentAgain { psn, packets };
-            self.emit(side, position, kind, Vec::new(), out);
+            self.emit(side, kind, &mut out.at(position));
         }
     }
 
@@ -555,18 +491,19 @@ impl Connection {
                 let other = &self.directions[!side].requests;
                 let peer_reach = other.has_started().then(|| other.reach());
                 if let Some((at, held)) = self.directions[side].requests.pop(peer_reach) {
-                    self.request(side, at, held, out);
+                    let mut out = out.at(held.packet.position);
+                    self.request(side, at, held.packet, &mut out);
                     is_idle = false;
                 }
             }
             for side in Side::BOTH {
                 let requests = &self.directions[!side].requests;
                 let early = self.directions[side].early.front();
-                let at = early.and_then(|(packet, _)| requests.index(packet.bth.psn));
+                let at = early.and_then(|packet| requests.index(packet.bth.psn));
                 if at.is_some_and(|at| at < requests.reach())
-                    && let Some((packet, position)) = self.directions[side].early.pop_front()
+                    && let Some(packet) = self.directions[side].early.pop_front()
                 {
-                    self.read_response(side, &packet, position, out);
+                    self.read_response(side, &packet, &mut out.at(packet.position));
                     is_idle = false;
                 }
             }
@@ -578,116 +515,63 @@ impl Connection {
 
     /// Gives up the packets that the longest-waiting packet waits for.
     fn force(&mut self, out: &mut Out<'_>) {
-        let first = |&side: &Side| {
-            let position = self.directions[side].requests.first_held();
-            position.map(|position| (position.frame, side))
-        };
-        let Some((_, side)) = Side::BOTH.into_iter().filter_map(|side| first(&side)).min() else {
+        let first = |side: Side| Some((self.directions[side].requests.first_held()?, side));
+        let first = Side::BOTH.into_iter().filter_map(first);
+        let Some((position, side)) = first.min_by_key(|(position, side)| (position.frame, *side))
+        else {
             return;
         };
-        let position = self.directions[side]
-            .requests
-            .first_held()
-            .unwrap_or_default();
         let (side, until) = match self.directions[side].requests.wanted() {
             Some(until) => (!side, until),
             None => (side, i64::MAX),
         };
         let missing = self.directions[side].requests.lose(until);
         if missing > 0 {
-            self.emit(
-                side,
-                position,
-                EventKind::MissingPackets { packets: missing },
-                Vec::new(),
-                out,
-            );
-            self.lost(side, position, out);
+            let out = &mut out.at(position);
+            self.emit(side, EventKind::MissingPackets { packets: missing }, out);
+            self.lost(side, out);
         }
         self.drain(out);
     }
 
-    fn emit(
-        &mut self,
-        side: Side,
-        position: Position,
-        kind: EventKind,
-        broken: Vec<Broken>,
-        out: &mut Out<'_>,
-    ) {
-        self.emit_with(side, position, kind, broken, Extra::default(), out);
-    }
-
-    fn emit_with(
-        &mut self,
-        side: Side,
-        position: Position,
-        kind: EventKind,
-        broken: Vec<Broken>,
-        extra: Extra,
-        out: &mut Out<'_>,
-    ) {
-        match self.upper {
-            Upper::SmbDirect
-                if self.initiator.is_none()
-                    && self.number.is_none()
-                    && self.waiting.len() < MAX_WAITING =>
-            {
-                self.waiting.push((side, position, kind, broken, extra));
-            }
-            Upper::SmbDirect => {
-                self.tell_waiting(out);
-                self.tell(side, position, kind, broken, extra, out);
-            }
-            Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
-                self.waiting.push((side, position, kind, broken, extra));
-            }
-            Upper::Undecided | Upper::Other => {}
+    fn emit(&mut self, side: Side, told: impl Into<Told>, out: &mut Out<'_>) {
+        let told = told.into();
+        let has_room = self.waiting.len() < MAX_WAITING;
+        let waits = match self.upper {
+            Upper::SmbDirect => self.initiator.is_none() && self.number.is_none() && has_room,
+            Upper::Undecided if self.from_start && has_room => true,
+            Upper::Undecided | Upper::Other => return,
+        };
+        if waits {
+            self.waiting.push((side, out.position, told));
+        } else {
+            self.tell_waiting(out);
+            self.tell(side, told, out);
         }
     }
 
-    fn tell(
-        &mut self,
-        side: Side,
-        position: Position,
-        kind: EventKind,
-        broken: Vec<Broken>,
-        extra: Extra,
-        out: &mut Out<'_>,
-    ) {
+    fn tell(&mut self, side: Side, told: Told, out: &mut Out<'_>) {
         let (initiator, credits) = (self.initiator, self.smb.credits());
-        let mut event = |stream, kind, broken, extra| {
-            (out.sink)(Event {
-                stream,
-                position,
-                from: side,
-                initiator,
-                kind,
-                credits,
-                broken,
-                extra,
-            });
-        };
         let number = match self.number {
             Some(number) => number,
             None => {
                 *out.streams += 1;
                 self.number = Some(*out.streams);
-                let passive = self.initiator.map(|initiator| !initiator);
+                let passive = initiator.map(|initiator| !initiator);
                 let end = |side: Side| End::Roce {
                     address: self.ends[side].address,
                     queue_pair: self.ends[side].number,
                     port: self.port.filter(|_| passive == Some(side)),
                 };
-                let kind = EventKind::Stream {
+                let begins = Told::from(EventKind::Stream {
                     ends: PerEnd(Side::BOTH.map(end)),
                     initiator,
                     from_start: self.from_start,
-                };
-                event(*out.streams, kind, Vec::new(), Extra::default());
+                });
+                (out.sink)(begins.event(*out.streams, out.position, (side, initiator), credits));
                 *out.streams
             }
         };
-        event(number, kind, broken, extra);
+        (out.sink)(told.event(number, out.position, (side, initiator), credits));
     }
 }

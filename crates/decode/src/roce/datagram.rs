@@ -11,11 +11,14 @@ use smbdirect::rdma::roce::{
 use super::super::{
     event::{Detail, Icrc, Repeated, RocePacket},
     packet::Datagram,
+    tcp::Position,
 };
 
 /// A packet, as far as it is in the capture.
 #[derive(Debug)]
 pub(super) struct Packet {
+    /// Its place in the capture.
+    pub(super) position: Position,
     pub(super) bth: Bth,
     pub(super) extended: Extended,
     /// The first bytes of the payload of a Send or a datagram, and with all content those of data.
@@ -72,6 +75,7 @@ impl Packet {
     /// Decodes a packet; `None` if it has no BTH.
     pub(super) fn decode(
         datagram: &Datagram<'_>,
+        position: Position,
         detail: Detail,
     ) -> Option<Result<Self, Undecoded>> {
         let bytes = datagram.bytes;
@@ -106,12 +110,14 @@ impl Packet {
             Ok((bth, extended, payload)) => {
                 let start = Bth::LENGTH + extended.layout().length();
                 let captured = bytes.len().saturating_sub(start);
-                let kept = if has_content(bth.opcode) || detail == Detail::Content {
+                let has_content = matches!(Part::of(bth.opcode), Part::Send | Part::Datagram);
+                let kept = if has_content || detail == Detail::Content {
                     payload.len().min(captured).min(MAX_HEAD_BYTES)
                 } else {
                     0
                 };
                 Ok(Self {
+                    position,
                     bth,
                     extended,
                     head: payload[..kept].to_vec(),
@@ -159,21 +165,33 @@ pub(super) const fn rule(error: DecodeError) -> Option<&'static str> {
     }
 }
 
-/// Returns whether the payload is examined.
-const fn has_content(opcode: Opcode) -> bool {
-    matches!(
-        opcode,
-        Opcode::SendFirst
-            | Opcode::SendMiddle
-            | Opcode::SendLast
-            | Opcode::SendLastImmediate
-            | Opcode::SendLastInvalidate
-            | Opcode::SendOnly
-            | Opcode::SendOnlyImmediate
-            | Opcode::SendOnlyInvalidate
-            | Opcode::UdSendOnly
-            | Opcode::UdSendOnlyImmediate
-    )
+/// What a packet is part of, by the numbers of opcodes (IBTA 9.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Send,
+    Write,
+    ReadRequest,
+    ReadResponse,
+    Datagram,
+    Other,
+}
+
+impl Part {
+    pub(super) const fn of(opcode: Opcode) -> Self {
+        match opcode as u8 {
+            0x00..=0x05 | 0x16 | 0x17 => Self::Send,
+            0x06..=0x0b => Self::Write,
+            0x0c => Self::ReadRequest,
+            0x0d..=0x10 => Self::ReadResponse,
+            0x64 | 0x65 => Self::Datagram,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns whether a packet is the first of a Send, or its only one.
+pub(super) const fn begins_send(opcode: Opcode) -> bool {
+    matches!(opcode as u8, 0x00 | 0x04 | 0x05 | 0x17)
 }
 
 fn fingerprint(datagram: &Datagram<'_>) -> Option<Fingerprint> {

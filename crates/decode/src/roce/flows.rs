@@ -14,15 +14,13 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        counts::RoceCounts,
         event::{Detail, Icrc, Repeated},
         out::Out,
         packet::Datagram,
         per_end::Side,
-        tcp::Position,
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
-    connection::{Connection, QueuePair},
+    connection::Connection,
     datagram::{Packet, Recent, packets},
     recognise::{is_initiator, recognise_packet},
 };
@@ -56,7 +54,7 @@ struct FlowKey {
 /// A direction whose connection is unknown.
 #[derive(Debug, Default)]
 struct Loose {
-    packets: Vec<(Packet, Position)>,
+    packets: Vec<Packet>,
     /// The PSN of the first request, and the PSN after the last.
     requests: Option<(Psn, Psn)>,
     /// The PSN of the last response.
@@ -86,83 +84,67 @@ const MAX_OPEN: usize = 256;
 
 impl Roce {
     /// Handles a datagram.
-    pub(crate) fn datagram(
-        &mut self,
-        datagram: &Datagram<'_>,
-        position: Position,
-        ports: &[u16],
-        counts: &mut RoceCounts,
-        out: &mut Out<'_>,
-    ) {
+    pub(crate) fn datagram(&mut self, datagram: &Datagram<'_>, out: &mut Out<'_>) {
         let (from, to) = (datagram.from, datagram.to);
+        let key = |queue_pair| FlowKey {
+            from,
+            to,
+            queue_pair,
+        };
         for part in packets(datagram) {
-            let decoded = Packet::decode(&part, self.detail);
+            let decoded = Packet::decode(&part, out.position, self.detail);
             let is_right = matches!(&decoded, Some(Ok(packet)) if packet.icrc == Icrc::Right);
             if part.is_to_another_port && !is_right {
                 continue;
             }
+            let counts = &mut *out.counts;
             counts.packets += 1;
             counts.v1 += u64::from(part.is_v1);
             counts.cut += u64::from(part.bytes.len() < part.length);
             counts.congestion_marked += u64::from(part.is_marked);
-            match decoded {
-                None => counts.undecoded += 1,
+            let packet = match decoded {
+                None => {
+                    counts.undecoded += 1;
+                    continue;
+                }
                 Some(Err(bad)) => {
-                    let key = FlowKey {
-                        from,
-                        to,
-                        queue_pair: bad.queue_pair,
-                    };
                     match bad.error {
                         None => counts.wrong_icrc += 1,
                         Some(_) => counts.undecoded += 1,
                     }
-                    if let Some(&(id, side)) = self.directions.get(&key)
-                        && let Some(connection) = self.connections.get_mut(&id)
-                    {
-                        connection.bad(side, &bad, position, out);
+                    if let Some((connection, side)) = self.connection(key(bad.queue_pair)) {
+                        connection.bad(side, &bad, out);
+                    }
+                    continue;
+                }
+                Some(Ok(packet)) => packet,
+            };
+            let queue_pair = packet.bth.destination_qp;
+            match (packet.bth.opcode, &packet.extended) {
+                (Opcode::CongestionNotification, _) => {
+                    counts.congestion += 1;
+                    if let Some((connection, side)) = self.connection(key(queue_pair)) {
+                        connection.show(side, &packet, Repeated::No, out);
                     }
                 }
-                Some(Ok(packet)) => {
-                    let queue_pair = packet.bth.destination_qp;
-                    match (packet.bth.opcode, &packet.extended) {
-                        (Opcode::CongestionNotification, _) => {
-                            counts.congestion += 1;
-                            let key = FlowKey {
-                                from,
-                                to,
-                                queue_pair,
-                            };
-                            if let Some(&(id, side)) = self.directions.get(&key)
-                                && let Some(connection) = self.connections.get_mut(&id)
-                            {
-                                connection.show(side, &packet, Repeated::No, position, out);
-                            }
-                        }
-                        (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {
-                            let ends = (from, to);
-                            let is_known = self.cm(ends, &packet, position, ports, counts, out);
-                            counts.datagrams += u64::from(!is_known);
-                        }
-                        (_, Extended::Deth(_) | Extended::DethImmediate(..)) => {
-                            counts.datagrams += 1;
-                        }
-                        _ => {
-                            let key = FlowKey {
-                                from,
-                                to,
-                                queue_pair,
-                            };
-                            self.packet(key, packet, position, counts, out);
-                        }
-                    }
+                (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {
+                    let is_known = self.cm((from, to), &packet, out);
+                    out.counts.datagrams += u64::from(!is_known);
                 }
+                (_, Extended::Deth(_) | Extended::DethImmediate(..)) => counts.datagrams += 1,
+                _ => self.packet(key(queue_pair), packet, out),
             }
         }
     }
 
+    /// Returns the connection of a direction, and the direction in it.
+    fn connection(&mut self, key: FlowKey) -> Option<(&mut Connection, Side)> {
+        let &(id, side) = self.directions.get(&key)?;
+        Some((self.connections.get_mut(&id)?, side))
+    }
+
     /// Reports the remaining messages when the capture ends.
-    pub(crate) fn finish(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
+    pub(crate) fn finish(&mut self, out: &mut Out<'_>) {
         let mut loose: Vec<_> = self.loose.keys().copied().collect();
         loose.sort_unstable_by_key(|key| self.loose[key].first_frame());
         for key in loose {
@@ -171,35 +153,21 @@ impl Roce {
         let mut ids: Vec<_> = self.connections.keys().copied().collect();
         ids.sort_unstable_by_key(|id| (self.connections[id].seen, *id));
         for id in ids {
-            self.remove(id, counts, out);
+            self.remove(id, out);
         }
     }
 
     /// Handles a packet of a reliable connection.
-    fn packet(
-        &mut self,
-        key: FlowKey,
-        packet: Packet,
-        position: Position,
-        counts: &mut RoceCounts,
-        out: &mut Out<'_>,
-    ) {
+    fn packet(&mut self, key: FlowKey, packet: Packet, out: &mut Out<'_>) {
         if let Some(&(id, side)) = self.directions.get(&key)
             && let Some(connection) = self.connections.get_mut(&id)
         {
             if !connection.is_foreign(side, &packet) {
-                feed(
-                    connection,
-                    &mut self.held_bytes,
-                    side,
-                    packet,
-                    position,
-                    out,
-                );
+                feed(connection, &mut self.held_bytes, side, packet, out);
                 return;
             }
             // The numbers of the queue pairs were used before by another connection.
-            self.remove(id, counts, out);
+            self.remove(id, out);
         }
         if !self.loose.contains_key(&key) && self.loose.len() >= MAX_LOOSE {
             let oldest = self
@@ -207,14 +175,14 @@ impl Roce {
                 .iter()
                 .min_by_key(|(_, loose)| loose.last_frame());
             if let Some((&oldest, _)) = oldest {
-                self.make_room(counts, out);
+                self.make_room(out);
                 self.read_alone(oldest, out);
             }
         }
         let loose = self.loose.entry(key).or_default();
-        loose.push(packet, position);
+        loose.push(packet);
         let is_full = loose.packets.len() >= MAX_LOOSE_PACKETS;
-        self.make_room(counts, out);
+        self.make_room(out);
         match self.fit(key) {
             Some(Fit::Open(id, side)) => self.join(key, id, side, out),
             Some(Fit::Loose(other)) => self.pair(key, other, out),
@@ -253,14 +221,8 @@ impl Roce {
             return;
         };
         let ends = [
-            QueuePair {
-                address: first.from,
-                number: Some(second.queue_pair),
-            },
-            QueuePair {
-                address: first.to,
-                number: Some(first.queue_pair),
-            },
+            (first.from, Some(second.queue_pair)),
+            (first.to, Some(first.queue_pair)),
         ];
         let id = self.add(Connection::new(ends));
         let first = one.packets.into_iter().map(|packet| (Side::A, packet));
@@ -286,45 +248,29 @@ impl Roce {
         let Some(loose) = self.loose.remove(&key) else {
             return;
         };
-        let ends = [
-            QueuePair {
-                address: key.from,
-                number: None,
-            },
-            QueuePair {
-                address: key.to,
-                number: Some(key.queue_pair),
-            },
-        ];
+        let ends = [(key.from, None), (key.to, Some(key.queue_pair))];
         let id = self.add(Connection::new(ends));
         let packets = loose.packets.into_iter().map(|packet| (Side::A, packet));
         self.replay(id, packets.collect(), out);
     }
 
     /// Hands the packets that have waited to their connection.
-    fn replay(&mut self, id: u32, mut packets: Vec<(Side, (Packet, Position))>, out: &mut Out<'_>) {
+    fn replay(&mut self, id: u32, mut packets: Vec<(Side, Packet)>, out: &mut Out<'_>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        packets.sort_by_key(|(_, (_, position))| position.frame);
+        packets.sort_by_key(|(_, packet)| packet.position.frame);
         let is_smb_direct = packets
             .iter()
-            .any(|(_, (packet, _))| recognise_packet(packet).is_some());
+            .any(|(_, packet)| recognise_packet(packet).is_some());
         if is_smb_direct {
-            let initiator = packets.iter().find_map(|(side, (packet, _))| {
+            let initiator = packets.iter().find_map(|(side, packet)| {
                 is_initiator(packet).map(|is| if is { *side } else { !*side })
             });
             connection.expect(initiator, out);
         }
-        for (side, (packet, position)) in packets {
-            feed(
-                connection,
-                &mut self.held_bytes,
-                side,
-                packet,
-                position,
-                out,
-            );
+        for (side, packet) in packets {
+            feed(connection, &mut self.held_bytes, side, packet, out);
         }
     }
 
@@ -370,7 +316,7 @@ impl Roce {
     }
 
     /// Ends a connection.
-    pub(super) fn remove(&mut self, id: u32, counts: &mut RoceCounts, out: &mut Out<'_>) {
+    pub(super) fn remove(&mut self, id: u32, out: &mut Out<'_>) {
         let Some(mut connection) = self.connections.remove(&id) else {
             return;
         };
@@ -386,20 +332,20 @@ impl Roce {
         self.ids.forget(id);
         connection.finish(out);
         if !connection.is_smb_direct() {
-            counts.other_connections += 1;
+            out.counts.other_connections += 1;
         }
     }
 
     /// Gives up the connections without packets for longest, if there are too many or too much
     /// waits.
-    pub(super) fn make_room(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
+    pub(super) fn make_room(&mut self, out: &mut Out<'_>) {
         while self.held_bytes > MAX_HELD_BYTES {
             let most = self
                 .connections
                 .iter()
                 .max_by_key(|(_, connection)| connection.held_bytes());
             let Some((&most, _)) = most else { break };
-            self.remove(most, counts, out);
+            self.remove(most, out);
         }
         if self.connections.len() < MAX_CONNECTIONS {
             return;
@@ -413,7 +359,7 @@ impl Roce {
         seen.select_nth_unstable(half);
         seen[..half].sort_unstable();
         for (_, id) in &seen[..half] {
-            self.remove(*id, counts, out);
+            self.remove(*id, out);
         }
     }
 }
@@ -424,11 +370,10 @@ fn feed(
     held_bytes: &mut usize,
     side: Side,
     packet: Packet,
-    position: Position,
     out: &mut Out<'_>,
 ) {
     let before = connection.held_bytes();
-    connection.packet(side, packet, position, out);
+    connection.packet(side, packet, out);
     *held_bytes = *held_bytes + connection.held_bytes() - before;
 }
 
@@ -445,7 +390,7 @@ impl FlowKey {
 }
 
 impl Loose {
-    fn push(&mut self, packet: Packet, position: Position) {
+    fn push(&mut self, packet: Packet) {
         let psn = packet.bth.psn;
         if packet.is_request() {
             // The response to a Read takes up to one number for 256 bytes.
@@ -466,7 +411,7 @@ impl Loose {
         } else {
             self.response = Some(psn);
         }
-        self.packets.push((packet, position));
+        self.packets.push(packet);
     }
 
     /// Returns whether one of two directions acknowledges the other.
@@ -495,11 +440,11 @@ impl Loose {
 
     fn first_frame(&self) -> u64 {
         let first = self.packets.first();
-        first.map_or(0, |(_, position)| position.frame)
+        first.map_or(0, |packet| packet.position.frame)
     }
 
     fn last_frame(&self) -> u64 {
         let last = self.packets.last();
-        last.map_or(0, |(_, position)| position.frame)
+        last.map_or(0, |packet| packet.position.frame)
     }
 }

@@ -17,7 +17,6 @@ use super::{super::tcp::Position, datagram::Packet};
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) packet: Packet,
-    pub(super) position: Position,
     /// The index in the other direction up to which the sender had acknowledged before it sent this packet.
     pub(super) after: i64,
 }
@@ -116,7 +115,7 @@ impl Requests {
     }
 
     /// Takes a packet. Returns its index, and whether it is new.
-    pub(super) fn take(&mut self, packet: Packet, position: Position, after: i64) -> (i64, bool) {
+    pub(super) fn take(&mut self, packet: Packet, after: i64) -> (i64, bool) {
         let psn = packet.bth.psn;
         self.base.get_or_insert(psn);
         let at = self.index(psn).unwrap_or_default();
@@ -127,11 +126,7 @@ impl Requests {
             self.waited = 0;
         }
         self.held_bytes += size(&packet);
-        let held = Held {
-            packet,
-            position,
-            after,
-        };
+        let held = Held { packet, after };
         self.held.insert(at, held);
         (at, true)
     }
@@ -191,7 +186,7 @@ impl Requests {
     /// Returns the frame of the packet that waits first.
     pub(super) fn first_held(&self) -> Option<Position> {
         let (_, held) = self.held.first_key_value()?;
-        Some(held.position)
+        Some(held.packet.position)
     }
 
     /// Returns the index in the other direction that the first packet waits for, if its own index

@@ -3,10 +3,13 @@
 //! The fields of a message depend on each other and on its length, so other protocols are not
 //! mistaken for it.
 
-use smbdirect::rdma::roce::packet::{Extended, Opcode};
+use smbdirect::rdma::roce::packet::Extended;
 use smbdirect_smb::smb2::{Flags, Header};
 
-use super::{super::smb::Send, datagram::Packet};
+use super::{
+    super::smb::Send,
+    datagram::{Packet, Part, begins_send},
+};
 
 /// A message of SMB Direct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +77,8 @@ impl Recognised {
 
 /// Recognises a packet that contains a complete Send.
 pub(super) fn recognise_packet(packet: &Packet) -> Option<Recognised> {
-    let is_whole = matches!(
-        packet.bth.opcode,
-        Opcode::SendOnly | Opcode::SendOnlyImmediate | Opcode::SendOnlyInvalidate
-    );
-    if !is_whole {
+    let opcode = packet.bth.opcode;
+    if !begins_send(opcode) || !opcode.ends_message() {
         return None;
     }
     recognise(&Send {
@@ -91,16 +91,10 @@ pub(super) fn recognise_packet(packet: &Packet) -> Option<Recognised> {
 /// Returns whether a packet shows that its sender is the initiator, or is not, if the connection is
 /// one of SMB Direct: only the server reads, writes and invalidates.
 pub(super) fn is_initiator(packet: &Packet) -> Option<bool> {
-    match (packet.bth.opcode, &packet.extended) {
+    match (Part::of(packet.bth.opcode), &packet.extended) {
         (_, Extended::Reth(_) | Extended::RethImmediate(..) | Extended::Ieth(_)) => Some(false),
-        (Opcode::WriteMiddle | Opcode::WriteLast, _) => Some(false),
-        (
-            Opcode::ReadResponseFirst
-            | Opcode::ReadResponseMiddle
-            | Opcode::ReadResponseLast
-            | Opcode::ReadResponseOnly,
-            _,
-        ) => Some(true),
+        (Part::Write, _) => Some(false),
+        (Part::ReadResponse, _) => Some(true),
         _ => recognise_packet(packet)?.is_initiator(),
     }
 }

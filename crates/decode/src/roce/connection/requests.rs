@@ -1,6 +1,6 @@
 //! Requests in order: Sends, Writes and Reads.
 
-use smbdirect::rdma::roce::packet::{Extended, Opcode, Reth};
+use smbdirect::rdma::roce::packet::{Extended, Reth};
 
 use super::{
     super::{
@@ -11,8 +11,7 @@ use super::{
             smb::{Context, SmbDirect},
             tcp::Position,
         },
-        datagram::Packet,
-        order::Held,
+        datagram::{Packet, Part, begins_send},
         reads::response_packets,
         recognise::{Recognised, is_initiator, recognise},
     },
@@ -24,74 +23,46 @@ const MAX_UNKNOWN_SENDS: u64 = 256;
 
 impl Connection {
     /// Handles the next request of a direction.
-    pub(super) fn request(&mut self, side: Side, at: i64, held: Held, out: &mut Out<'_>) {
-        let Held {
-            packet, position, ..
-        } = held;
+    pub(super) fn request(&mut self, side: Side, at: i64, packet: Packet, out: &mut Out<'_>) {
         let is_initiator = is_initiator(&packet);
         let initiator = is_initiator.map(|is_initiator| if is_initiator { side } else { !side });
         if self.is_smb_direct() {
             self.learn_initiator(initiator, out);
         }
-        match packet.bth.opcode {
-            Opcode::SendFirst
-            | Opcode::SendMiddle
-            | Opcode::SendLast
-            | Opcode::SendLastImmediate
-            | Opcode::SendLastInvalidate
-            | Opcode::SendOnly
-            | Opcode::SendOnlyImmediate
-            | Opcode::SendOnlyInvalidate => {
-                self.finish_writing(side, position, out);
-                self.send(side, at, &packet, position, out);
+        match Part::of(packet.bth.opcode) {
+            Part::Send => {
+                self.finish_writing(side, out);
+                self.send(side, at, &packet, out);
             }
-            Opcode::WriteFirst
-            | Opcode::WriteMiddle
-            | Opcode::WriteLast
-            | Opcode::WriteLastImmediate
-            | Opcode::WriteOnly
-            | Opcode::WriteOnlyImmediate => {
-                self.finish_sending(side, position, out);
-                self.write(side, &packet, position, out);
+            Part::Write => {
+                self.finish_sending(side, out);
+                self.write(side, &packet, out);
             }
-            Opcode::ReadRequest => {
-                self.finish_writing(side, position, out);
-                self.finish_sending(side, position, out);
-                self.read(side, at, &packet, position, out);
+            Part::ReadRequest => {
+                self.finish_writing(side, out);
+                self.finish_sending(side, out);
+                self.read(side, at, &packet, out);
             }
-            _ => {
+            Part::ReadResponse | Part::Datagram | Part::Other => {
                 let note = "an atomic operation, which SMB Direct does not use";
-                self.emit(side, position, EventKind::Note { note }, Vec::new(), out);
+                self.emit(side, EventKind::Note { note }, out);
             }
         }
     }
 
     /// Handles a loss in a direction.
-    pub(super) fn lost(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
+    pub(super) fn lost(&mut self, side: Side, out: &mut Out<'_>) {
         self.directions[side].sending = None;
         self.directions[side].whole = false;
-        self.finish_writing(side, position, out);
+        self.finish_writing(side, out);
         self.smb.lost(side);
     }
 
-    fn send(
-        &mut self,
-        side: Side,
-        at: i64,
-        packet: &Packet,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn send(&mut self, side: Side, at: i64, packet: &Packet, out: &mut Out<'_>) {
         let opcode = packet.bth.opcode;
-        let is_first = matches!(
-            opcode,
-            Opcode::SendFirst
-                | Opcode::SendOnly
-                | Opcode::SendOnlyImmediate
-                | Opcode::SendOnlyInvalidate
-        );
+        let is_first = begins_send(opcode);
         if is_first {
-            self.finish_sending(side, position, out);
+            self.finish_sending(side, out);
         }
         let this = &mut self.directions[side];
         let is_headless = !is_first && this.sending.is_none() && this.whole;
@@ -100,9 +71,9 @@ impl Connection {
             ..Sending::default()
         });
         if is_headless {
-            self.out_of_sequence(side, "a packet of a Send that has not begun", position, out);
+            self.out_of_sequence(side, "a packet of a Send that has not begun", out);
         }
-        sending.began.get_or_insert(position);
+        sending.began.get_or_insert(out.position);
         let send = &mut sending.send;
         if sending.whole && send.head.len() as u64 == send.length {
             let room = self.detail.max_send_bytes().saturating_sub(send.head.len());
@@ -117,18 +88,11 @@ impl Connection {
         if let Extended::Ieth(ieth) = packet.extended {
             send.invalidated = Some(ieth.r_key);
         }
-        self.message(side, at, sending, position, out);
+        self.message(side, at, sending, out);
     }
 
     /// Handles a complete Send.
-    fn message(
-        &mut self,
-        side: Side,
-        at: i64,
-        mut sending: Sending,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn message(&mut self, side: Side, at: i64, mut sending: Sending, out: &mut Out<'_>) {
         self.directions[side].sends += 1;
         let recognised = sending.whole.then(|| recognise(&sending.send)).flatten();
         if !self.decide(side, recognised, out) {
@@ -165,7 +129,7 @@ impl Connection {
             content: sending.send.head,
             ..Extra::default()
         };
-        self.emit_with(side, position, kind, faults, extra, out);
+        self.emit(side, (kind, faults, extra), out);
     }
 
     /// Decides what the connection carries. Returns whether it may be SMB Direct.
@@ -190,50 +154,38 @@ impl Connection {
     }
 
     /// Reports a Send that did not end.
-    fn finish_sending(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
+    fn finish_sending(&mut self, side: Side, out: &mut Out<'_>) {
         if self.directions[side].sending.take().is_some() {
-            self.out_of_sequence(side, "a Send without its last packet", position, out);
+            self.out_of_sequence(side, "a Send without its last packet", out);
             self.smb.lost(side);
         }
     }
 
     /// Reports a packet that does not fit the one before it. If the capture lacks something, that
     /// may be the reason.
-    fn out_of_sequence(
-        &mut self,
-        side: Side,
-        note: &'static str,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn out_of_sequence(&mut self, side: Side, note: &'static str, out: &mut Out<'_>) {
         let faults = if self.directions[side].whole {
             vec![broken("ROCE-9.7.4-01", note)]
         } else {
             Vec::new()
         };
-        self.emit(side, position, EventKind::Note { note }, faults, out);
+        self.emit(side, (EventKind::Note { note }, faults), out);
     }
 
-    fn write(&mut self, side: Side, packet: &Packet, position: Position, out: &mut Out<'_>) {
+    fn write(&mut self, side: Side, packet: &Packet, out: &mut Out<'_>) {
         let reth = packet.extended.reth();
         if reth.is_some() {
-            self.finish_writing(side, position, out);
+            self.finish_writing(side, out);
         } else if self.directions[side].writing.is_none() && self.directions[side].whole {
-            self.out_of_sequence(
-                side,
-                "a packet of a Write that has not begun",
-                position,
-                out,
-            );
+            self.out_of_sequence(side, "a packet of a Write that has not begun", out);
         }
-        let detail = self.detail;
         let this = &mut self.directions[side];
         let writing = this.writing.get_or_insert(Region {
             reth,
             length: 0,
             packets: 0,
         });
-        this.written.began.get_or_insert(position);
+        this.written.get_or_insert(out.position);
         let part = writing.reth.map(|reth| Reth {
             virtual_address: reth.virtual_address.wrapping_add(writing.length),
             length: packet.length,
@@ -241,90 +193,61 @@ impl Connection {
         });
         writing.length += u64::from(packet.length);
         writing.packets += 1;
-        if detail == Detail::Content {
+        let (whole, length) = (this.whole, writing.length);
+        let announced = writing.reth.map(|reth| u64::from(reth.length));
+        if self.detail == Detail::Content {
             let kind = EventKind::RoceWrite(Region::of(part, packet.length));
-            self.part(side, kind, &packet.head, position, out);
+            self.part(side, kind, packet, out);
         }
         if packet.bth.opcode.ends_message() {
-            self.end_writing(side, position, out);
-        }
-    }
-
-    /// Reports a Write after its last packet.
-    fn end_writing(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
-        let Some(region) = self.directions[side].writing.take() else {
-            return;
-        };
-        let announced = region.reth.map(|reth| u64::from(reth.length));
-        let faults = match announced {
-            Some(announced) if announced != region.length && self.directions[side].whole => {
-                let how = format!("{} bytes of {announced} announced", region.length);
-                vec![broken("ROCE-9.7.4-06", how)]
+            let mut faults = Vec::new();
+            if let Some(announced) = announced.filter(|&announced| whole && announced != length) {
+                let how = format!("{length} bytes of {announced} announced");
+                faults.push(broken("ROCE-9.7.4-06", how));
             }
-            _ => Vec::new(),
-        };
-        self.written(side, position, region, faults, out);
+            self.written(side, faults, out);
+        }
     }
 
     /// Reports a packet of a Write or of a Read response, with its data.
-    pub(super) fn part(
+    pub(super) fn part(&mut self, side: Side, kind: EventKind, packet: &Packet, out: &mut Out<'_>) {
+        let extra = Extra::content(packet.head.clone());
+        self.emit(side, (kind, Vec::new(), extra), out);
+    }
+
+    /// Reports a Write or a Read response as a whole, unless each of its packets was reported with its data.
+    pub(super) fn moved(
         &mut self,
         side: Side,
         kind: EventKind,
-        content: &[u8],
-        position: Position,
+        faults: Vec<Broken>,
+        began: Option<Position>,
         out: &mut Out<'_>,
     ) {
-        let extra = Extra {
-            content: content.to_vec(),
-            ..Extra::default()
-        };
-        self.emit_with(side, position, kind, Vec::new(), extra, out);
+        if self.detail != Detail::Content {
+            self.emit(side, (kind, faults, Extra::began(began)), out);
+        }
     }
 
-    /// Reports a Write.
-    fn written(
-        &mut self,
-        side: Side,
-        position: Position,
-        region: Region,
-        faults: Vec<Broken>,
-        out: &mut Out<'_>,
-    ) {
-        let extra = std::mem::take(&mut self.directions[side].written);
-        if self.detail == Detail::Content {
-            return;
+    /// Reports the Write in progress.
+    fn written(&mut self, side: Side, faults: Vec<Broken>, out: &mut Out<'_>) {
+        let began = self.directions[side].written.take();
+        if let Some(region) = self.directions[side].writing.take() {
+            self.moved(side, EventKind::RoceWrite(region), faults, began, out);
         }
-        self.emit_with(
-            side,
-            position,
-            EventKind::RoceWrite(region),
-            faults,
-            extra,
-            out,
-        );
     }
 
     /// Reports a Write without its last packet.
-    fn finish_writing(&mut self, side: Side, position: Position, out: &mut Out<'_>) {
-        if let Some(region) = self.directions[side].writing.take() {
-            let faults = if self.directions[side].whole {
-                vec![broken("ROCE-9.7.4-01", "a Write without its last packet")]
-            } else {
-                Vec::new()
-            };
-            self.written(side, position, region, faults, out);
+    fn finish_writing(&mut self, side: Side, out: &mut Out<'_>) {
+        let this = &self.directions[side];
+        let mut faults = Vec::new();
+        if this.writing.is_some() && this.whole {
+            faults.push(broken("ROCE-9.7.4-01", "a Write without its last packet"));
         }
+        self.written(side, faults, out);
     }
 
-    fn read(
-        &mut self,
-        side: Side,
-        at: i64,
-        packet: &Packet,
-        position: Position,
-        out: &mut Out<'_>,
-    ) {
+    fn read(&mut self, side: Side, at: i64, packet: &Packet, out: &mut Out<'_>) {
         let Extended::Reth(reth) = packet.extended else {
             return;
         };
@@ -335,12 +258,6 @@ impl Connection {
             None => this.requests.skip(0, most - 1),
         }
         this.reads.push(at, at + most, reth);
-        self.emit(
-            side,
-            position,
-            EventKind::RoceReadRequest(reth),
-            Vec::new(),
-            out,
-        );
+        self.emit(side, EventKind::RoceReadRequest(reth), out);
     }
 }
