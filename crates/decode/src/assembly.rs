@@ -1,122 +1,107 @@
-//! The SMB2 messages of a connection, put together from their Data Transfers.
+//! The SMB messages of a connection, put together from their Data Transfers.
 
-use smbdirect_smb::smb2::{Flags, Header, Protocol};
+use smbdirect_smb::{
+    frame::MAX_MESSAGE_LENGTH,
+    smb2::{Flags, Header, Protocol},
+};
 
 use crate::{
-    event::{Event, EventKind, Payload},
-    per_end::{PerEnd, Role, Side},
+    event::{DataTransfer, Event, Payload},
+    per_end::{PerEnd, Side},
     tcp::Position,
 };
 
-/// An SMB2 message.
+/// An SMB message.
 #[derive(Debug)]
-pub(super) struct Message {
-    pub(super) from: Role,
+pub(crate) struct Message {
+    pub(crate) from: Side,
     /// The packets with its first and its last byte.
-    pub(super) began: Position,
-    pub(super) ended: Position,
-    pub(super) protocol: Protocol,
-    /// Its first bytes.
-    pub(super) head: Vec<u8>,
-    pub(super) length: u64,
-}
-
-impl Message {
-    /// Returns whether the capture lacks a part of its SMB2 header.
-    pub(super) fn is_headless(&self) -> bool {
-        self.protocol == Protocol::Smb2 && self.head.len() < Header::LENGTH
-    }
+    pub(crate) began: Position,
+    pub(crate) ended: Position,
+    pub(crate) protocol: Protocol,
+    /// Its first bytes, as far as they are kept; all of them if the capture has them.
+    pub(crate) bytes: Vec<u8>,
+    /// Bytes so far, and of the whole message.
+    received: u64,
+    pub(crate) length: u64,
 }
 
 /// Puts the messages of a connection together.
 #[derive(Debug, Default)]
-pub(super) struct Assembly {
-    /// The end that an SMB2 message shows to be the client.
-    client: Option<Side>,
+pub(crate) struct Assembly {
+    /// The client, once the connection or an SMB2 message shows it.
+    pub(crate) client: Option<Side>,
     partial: PerEnd<Option<Message>>,
 }
 
-/// Maximum number of bytes of a message that are kept.
-const MAX_HEAD_BYTES: usize = 4096;
-
 impl Assembly {
-    /// Returns the end that is the client at an event, if that is known.
-    pub(super) fn client(&self, event: &Event) -> Option<Side> {
-        event.initiator.or(self.client)
+    /// Returns the bytes that are held.
+    pub(crate) fn held(&self) -> usize {
+        let partial = self.partial.iter().flatten();
+        partial.map(|message| message.bytes.len()).sum()
     }
 
-    /// Forgets the messages that have not ended, because the capture lacks something.
-    pub(super) fn lost(&mut self) {
-        self.partial = PerEnd::default();
-    }
-
-    /// Forgets the message of one end that has not ended.
-    pub(super) fn lost_from(&mut self, end: Role) {
+    /// Forgets the message of one end that has not ended, because the capture lacks something.
+    pub(crate) fn lost(&mut self, end: Side) {
         self.partial[end] = None;
     }
 
-    /// Returns whether the capture lacks so much of a Data Transfer that it is unknown whether a message begins in it.
-    pub(super) fn lacks_header(&self, event: &Event) -> bool {
-        let EventKind::DataTransfer(transfer) = &event.kind else {
-            return false;
-        };
-        let kept = event.extra.content.len() as u64;
-        let is_continued = matches!(transfer.payload, Payload::Continued);
-        let needed = u64::from(transfer.data_offset) + u64::from(transfer.data_length).min(4);
-        transfer.data_length > 0 && !is_continued && kept < needed
-    }
-
-    /// Takes an event, and returns the message that it completes.
-    pub(super) fn event(&mut self, event: &Event) -> Option<Message> {
-        let EventKind::DataTransfer(transfer) = &event.kind else {
-            return None;
-        };
-        if transfer.data_length == 0 {
+    /// Takes a Data Transfer, and returns the message that it completes. Keeps at most `limit` bytes of a message.
+    pub(crate) fn transfer(
+        &mut self,
+        event: &Event,
+        transfer: &DataTransfer,
+        limit: usize,
+    ) -> Option<Message> {
+        let length = u64::from(transfer.data_length);
+        if length == 0 {
             return None;
         }
         let content = &event.extra.content;
         let start = (transfer.data_offset as usize).min(content.len());
         let end = start.saturating_add(transfer.data_length as usize);
         let payload = &content[start..end.min(content.len())];
-        let protocol = Protocol::of(payload);
-        self.learn_client(event, payload);
-        let from = Role::of(event.from, self.client(event)?);
-        let begins = !matches!(transfer.payload, Payload::Continued | Payload::None);
-        let partial = &mut self.partial[from];
-        if begins {
-            *partial = Some(Message {
-                from,
-                began: event.extra.began.unwrap_or(event.position),
-                ended: event.position,
-                protocol,
-                head: Vec::new(),
-                length: 0,
-            });
+        let remaining = u64::from(transfer.remaining_data_length);
+        let partial = &mut self.partial[event.from];
+        match transfer.payload {
+            Payload::Continued => {}
+            Payload::None | Payload::Other => *partial = None,
+            _ => {
+                self.client = self.client.or_else(|| client(event.from, payload));
+                *partial = Some(Message {
+                    from: event.from,
+                    began: event.extra.began.unwrap_or(event.position),
+                    ended: event.position,
+                    protocol: Protocol::of(payload),
+                    bytes: Vec::new(),
+                    received: 0,
+                    length: length + remaining,
+                });
+            }
         }
         let message = partial.as_mut()?;
-        if message.head.len() as u64 == message.length {
-            let room = MAX_HEAD_BYTES.saturating_sub(message.head.len());
-            message
-                .head
-                .extend_from_slice(&payload[..payload.len().min(room)]);
+        let is_next = message.received + length + remaining == message.length;
+        if !is_next || message.length > MAX_MESSAGE_LENGTH.into() {
+            *partial = None;
+            return None;
         }
-        message.length += u64::from(transfer.data_length);
+        if message.bytes.len() as u64 == message.received {
+            let room = limit.saturating_sub(message.bytes.len());
+            let kept = &payload[..payload.len().min(room)];
+            message.bytes.extend_from_slice(kept);
+        }
+        message.received += length;
         message.ended = event.position;
-        if transfer.remaining_data_length == 0 {
-            partial.take()
-        } else {
-            None
-        }
+        if remaining == 0 { partial.take() } else { None }
     }
+}
 
-    /// Learns from a message which end is the client.
-    fn learn_client(&mut self, event: &Event, payload: &[u8]) {
-        if self.client.is_some() || event.initiator.is_some() {
-            return;
-        }
-        if let Some((_, flags)) = Header::command_and_flags(payload) {
-            let is_response = flags.contains(Flags::RESPONSE);
-            self.client = Some(if is_response { !event.from } else { event.from });
-        }
-    }
+/// Returns the client by an SMB2 message of an end.
+fn client(from: Side, message: &[u8]) -> Option<Side> {
+    let (_, flags) = Header::command_and_flags(message)?;
+    Some(if flags.contains(Flags::RESPONSE) {
+        !from
+    } else {
+        from
+    })
 }

@@ -1,7 +1,6 @@
 //! Explains where the time of a capture's connections went, and what makes them slow.
 //!
 //! ```text
-//! assembly     Data Transfers            -> SMB2 messages
 //! operations   SMB2 messages, RDMA       -> requests and their stages
 //! path         packets of TCP and RoCE   -> round trips, losses, windows
 //! timeline     stages, credits, packets  -> each instant in one phase, by one cause
@@ -15,7 +14,6 @@
 //! connections together at most [`MAX_MARKS`].
 
 mod account;
-mod assembly;
 mod cause;
 mod clock;
 mod operations;
@@ -27,16 +25,18 @@ mod waits;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use smbdirect_smb::smb2::{Header, Protocol};
+
 use self::{
-    assembly::{Assembly, Message},
     clock::Clock,
     operations::{Operations, nanos},
     path::{Path, Signs},
     timeline::{Mark, Timeline, What},
 };
 use crate::{
+    assembly::{Assembly, Message},
     capture::Packet,
-    event::{Detail, End, Event, EventKind},
+    event::{DataTransfer, Detail, End, Event, EventKind, Payload},
     per_end::{PerEnd, Role, Side},
     streams::Streams,
     tcp::Position,
@@ -99,6 +99,8 @@ struct Connection {
 const MAX_MARKS: usize = 2 << 20;
 /// Maximum number of connections that are explained. A hostile capture can have any number of them.
 const MAX_CONNECTIONS: usize = 1000;
+/// Maximum number of bytes of a message that are kept.
+const MAX_HEAD_BYTES: usize = 4096;
 /// Packets of one end within this time of each other are one mark.
 const PACKET_INTERVAL: u64 = 50_000;
 
@@ -265,19 +267,17 @@ impl Connection {
             self.last = event.position;
         }
         match &event.kind {
-            EventKind::DataTransfer(_) => {
+            EventKind::DataTransfer(transfer) => {
                 self.send_credits(event);
-                let lacks_header = self.assembly.lacks_header(event);
-                let message = self.assembly.event(event);
-                if lacks_header || message.as_ref().is_some_and(Message::is_headless) {
+                self.assembly.client = event.initiator.or(self.assembly.client);
+                let message = self.assembly.transfer(event, transfer, MAX_HEAD_BYTES);
+                if lacks_header(event, transfer) || message.as_ref().is_some_and(is_headless) {
                     self.headless += 1;
-                    self.assembly.lost();
-                    let at = event.position;
-                    self.with_operations(|operations, marks| operations.lost(at, marks));
-                } else if let Some(message) = message {
-                    let from_start = self.from_start;
+                    self.lost(event.position);
+                } else if let (Some(message), Some(client)) = (message, self.assembly.client) {
+                    let (from_start, from) = (self.from_start, Role::of(message.from, client));
                     self.with_operations(|operations, marks| {
-                        operations.message(&message, from_start, marks);
+                        operations.message(&message, from, from_start, marks);
                     });
                 }
             }
@@ -287,12 +287,11 @@ impl Connection {
                     return;
                 }
                 self.gaps += 1;
-                self.assembly.lost();
                 let at = event.position;
                 if matches!(event.kind, EventKind::MissingPackets { .. }) {
                     self.mark(nanos(at), at.frame, What::Gap);
                 }
-                self.with_operations(|operations, marks| operations.lost(at, marks));
+                self.lost(at);
             }
             EventKind::Closed { .. } if !self.has_ended => {
                 self.has_ended = true;
@@ -305,11 +304,19 @@ impl Connection {
         }
     }
 
+    /// The capture lacks something of both ends.
+    fn lost(&mut self, at: Position) {
+        for end in Side::BOTH {
+            self.assembly.lost(end);
+        }
+        self.with_operations(|operations, marks| operations.lost(at, marks));
+    }
+
     /// Takes bytes that are cut, of packets that are in the capture.
     fn cut(&mut self, event: &Event) {
         let at = event.position;
         let from = self.sender(event);
-        self.assembly.lost_from(from);
+        self.assembly.lost(event.from);
         self.with_operations(|operations, marks| operations.cut(from, at, marks));
     }
 
@@ -350,7 +357,8 @@ impl Connection {
 
     /// Returns the sender of an event. Without any sign, the first end counts as the client.
     fn sender(&self, event: &Event) -> Role {
-        Role::of(event.from, self.assembly.client(event).unwrap_or(Side::A))
+        let client = event.initiator.or(self.assembly.client);
+        Role::of(event.from, client.unwrap_or(Side::A))
     }
 
     fn send_credits(&mut self, event: &Event) {
@@ -432,4 +440,16 @@ impl Connection {
         let kinds = self.operations.kinds.values();
         kinds.map(|sums| sums.requests).sum()
     }
+}
+
+/// Returns whether the capture lacks so much of a Data Transfer that it is unknown whether a message begins in it.
+fn lacks_header(event: &Event, transfer: &DataTransfer) -> bool {
+    let kept = event.extra.content.len() as u64;
+    let needed = u64::from(transfer.data_offset) + u64::from(transfer.data_length).min(4);
+    transfer.data_length > 0 && transfer.payload != Payload::Continued && kept < needed
+}
+
+/// Returns whether the capture lacks a part of the SMB2 header of a message.
+fn is_headless(message: &Message) -> bool {
+    message.protocol == Protocol::Smb2 && message.bytes.len() < Header::LENGTH
 }

@@ -35,6 +35,7 @@
 //! silence   credits and time        -> ends that grant nothing
 //! streams   all of it, in one order -> events
 //! summary   events                  -> their counts
+//! assembly  Data Transfers          -> SMB messages
 //! explain   packets                 -> where the time went, and the causes
 //! as_tcp    packets                 -> a capture of SMB2 over TCP, with the data that RDMA moved
 //! frames    bytes                   -> packets of captures
@@ -46,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod as_tcp;
+mod assembly;
 mod capture;
 mod counts;
 mod event;

@@ -7,8 +7,8 @@ use std::{collections::VecDeque, io::Write, net::SocketAddr, time::Duration};
 
 use smbdirect::rdma::roce::cm::{Message as Cm, RdmaCmHeader};
 use smbdirect_smb::{
-    frame::{MAX_MESSAGE_LENGTH, PORT},
-    smb2::{Elements, Flags, Header, Protocol},
+    frame::PORT,
+    smb2::{Elements, Protocol},
 };
 
 use super::{
@@ -19,9 +19,9 @@ use super::{
     put_back::{Data, put_back},
 };
 use crate::{
-    event::{DataTransfer, End, Event, EventKind, Payload},
+    assembly::{Assembly, Message},
+    event::{End, Event, EventKind, Payload},
     per_end::{PerEnd, Side},
-    tcp::Position,
 };
 
 /// A connection.
@@ -31,10 +31,7 @@ pub(super) struct Connection {
     ends: PerEnd<End>,
     /// The port of the client in the exchange of the communication manager.
     port: Option<u16>,
-    /// The client, once it is known or chosen.
-    client: Option<Side>,
-    /// Messages without their last Data Transfer.
-    partial: PerEnd<Option<Message>>,
+    assembly: Assembly,
     moves: Moves,
     queue: VecDeque<Item>,
     /// Bytes of the messages in `queue`.
@@ -45,26 +42,11 @@ pub(super) struct Connection {
     pub(super) seen: u64,
 }
 
-/// An SMB message.
-#[derive(Debug)]
-struct Message {
-    from: Side,
-    /// The packet that completed it.
-    at: Position,
-    protocol: Protocol,
-    /// The first bytes; all of them if the capture has them.
-    bytes: Vec<u8>,
-    /// Bytes so far, and of the whole message.
-    received: u64,
-    length: u64,
-    /// The WRITEs in it whose data comes later.
-    waits: Vec<u64>,
-}
-
 /// What happened in a connection.
 #[derive(Debug)]
 enum Item {
-    Message(Message),
+    /// An SMB message, and the WRITEs in it whose data comes later.
+    Message(Message, Vec<u64>),
     Lost {
         from: Side,
         bytes: u64,
@@ -95,8 +77,7 @@ impl Connection {
             number,
             ends,
             port: None,
-            client: None,
-            partial: PerEnd::default(),
+            assembly: Assembly::default(),
             moves: Moves::default(),
             queue: VecDeque::new(),
             queued: 0,
@@ -108,22 +89,23 @@ impl Connection {
 
     /// Returns the bytes that are held.
     pub(super) fn held(&self) -> usize {
-        let partial = self.partial.iter().flatten();
-        let partial: usize = partial.map(|message| message.bytes.len()).sum();
         let flow = self.flow.as_ref().map_or(0, Flow::held);
-        partial + self.queued + self.moves.held() + flow
+        self.assembly.held() + self.queued + self.moves.held() + flow
     }
 
     /// Takes an event.
     pub(super) fn event<W: Write>(&mut self, event: &Event, out: &mut Output<W>) {
         self.seen = event.position.frame;
-        self.client = event.initiator.or(self.client);
+        let client = event.initiator.or(self.assembly.client);
+        self.assembly.client = client;
         let (from, time) = (event.from, event.position.time);
         let content = &event.extra.content[..];
-        let is_client = self.client.map(|client| client == from);
+        let is_client = client.map(|client| client == from);
         match &event.kind {
             EventKind::DataTransfer(transfer) => {
-                if let Some(message) = self.transfer(event, transfer, &mut out.summary) {
+                out.summary.not_smb += u64::from(transfer.payload == Payload::Other);
+                let message = self.assembly.transfer(event, transfer, usize::MAX);
+                if let Some(message) = message {
                     self.message(message, &mut out.summary);
                 }
             }
@@ -193,76 +175,28 @@ impl Connection {
         self.write(true, out);
         self.flush(out);
         self.moves = Moves::default();
-        self.partial = PerEnd::default();
-    }
-
-    /// Takes a Data Transfer. Returns the message that it completes.
-    fn transfer(
-        &mut self,
-        event: &Event,
-        transfer: &DataTransfer,
-        summary: &mut AsTcpSummary,
-    ) -> Option<Message> {
-        let length = u64::from(transfer.data_length);
-        if length == 0 {
-            return None;
+        for side in Side::BOTH {
+            self.assembly.lost(side);
         }
-        let content = &event.extra.content;
-        let start = (transfer.data_offset as usize).min(content.len());
-        let end = start.saturating_add(transfer.data_length as usize);
-        let payload = &content[start..end.min(content.len())];
-        let remaining = u64::from(transfer.remaining_data_length);
-        let partial = &mut self.partial[event.from];
-        match transfer.payload {
-            Payload::Continued => {}
-            Payload::None => *partial = None,
-            Payload::Other => {
-                *partial = None;
-                summary.not_smb += 1;
-            }
-            _ => {
-                self.client = self.client.or_else(|| client(event.from, payload));
-                *partial = Some(Message {
-                    from: event.from,
-                    at: event.position,
-                    protocol: Protocol::of(payload),
-                    bytes: Vec::new(),
-                    received: 0,
-                    length: length + remaining,
-                    waits: Vec::new(),
-                });
-            }
-        }
-        let message = partial.as_mut()?;
-        let is_next = message.received + length + remaining == message.length;
-        if !is_next || message.length > MAX_MESSAGE_LENGTH.into() {
-            *partial = None;
-            return None;
-        }
-        if message.bytes.len() as u64 == message.received {
-            message.bytes.extend_from_slice(payload);
-        }
-        message.received += length;
-        message.at = event.position;
-        if remaining == 0 { partial.take() } else { None }
     }
 
     /// Takes a message, and puts the data of READs into it.
     fn message(&mut self, mut message: Message, summary: &mut AsTcpSummary) {
+        let mut waits = Vec::new();
         if message.protocol == Protocol::Smb2 {
-            let is_client = self.client == Some(message.from);
+            let is_client = self.assembly.client == Some(message.from);
             let moves = &mut self.moves;
             if is_client {
                 let is_whole = message.bytes.len() as u64 == message.length;
                 for element in Elements::of(&message.bytes).map_while(Result::ok) {
                     let bytes = &message.bytes[element.place];
                     if is_whole && !element.header.is_response() {
-                        message.waits.extend(moves.request(&element.header, bytes));
+                        waits.extend(moves.request(&element.header, bytes));
                     }
                 }
             } else {
                 let with_data = put_back(&message.bytes, |element, bytes| {
-                    let answer = moves.answer(&element.header, bytes, message.at.frame);
+                    let answer = moves.answer(&element.header, bytes, message.ended.frame);
                     match answer {
                         Some((flags, data)) => {
                             summary.put_back_bytes += data.len() as u64;
@@ -281,7 +215,7 @@ impl Connection {
             }
         }
         self.queued += message.bytes.len();
-        self.queue.push_back(Item::Message(message));
+        self.queue.push_back(Item::Message(message, waits));
     }
 
     fn cm(&mut self, from: Side, message: &Cm, time: Duration) {
@@ -296,7 +230,7 @@ impl Connection {
     }
 
     fn lost(&mut self, from: Side, bytes: u64) {
-        self.partial[from] = None;
+        self.assembly.lost(from);
         self.moves.lost(from);
         // Losses without a message between them are one gap.
         if let Some(Item::Lost {
@@ -322,12 +256,10 @@ impl Connection {
         while let Some(item) = self.queue.front() {
             let is_forced =
                 is_end || self.queue.len() > MAX_QUEUED || self.queued > MAX_QUEUED_BYTES;
-            if let Item::Message(message) = item
+            let is_settled = |id: &u64| self.moves.is_settled(*id, self.seen);
+            if let Item::Message(_, waits) = item
                 && !is_forced
-                && !message
-                    .waits
-                    .iter()
-                    .all(|id| self.moves.is_settled(*id, self.seen))
+                && !waits.iter().all(is_settled)
             {
                 return;
             }
@@ -335,7 +267,7 @@ impl Connection {
                 return;
             };
             match item {
-                Item::Message(message) => self.write_message(message, out),
+                Item::Message(message, waits) => self.write_message(message, &waits, out),
                 Item::Lost { from, bytes } => {
                     out.summary.gaps += 1;
                     if let Some(flow) = &mut self.flow {
@@ -351,15 +283,15 @@ impl Connection {
         }
     }
 
-    fn write_message<W: Write>(&mut self, message: Message, out: &mut Output<W>) {
+    fn write_message<W: Write>(&mut self, message: Message, waits: &[u64], out: &mut Output<W>) {
         self.queued -= message.bytes.len();
         let mut length = message.length as usize;
         let mut bytes = message.bytes;
-        if !message.waits.is_empty() {
+        if !waits.is_empty() {
             let moves = &mut self.moves;
             let with_data = put_back(&bytes, |element, _| {
                 let id = element.header.message_id;
-                if !message.waits.contains(&id) {
+                if !waits.contains(&id) {
                     return None;
                 }
                 let (data, is_missed) = moves.written(id);
@@ -375,6 +307,7 @@ impl Connection {
         }
         let flow = self.flow.get_or_insert_with(|| {
             let client = *self
+                .assembly
                 .client
                 .get_or_insert_with(|| client_by_port(&self.ends));
             let server = SocketAddr::new(self.ends[!client].ip(), PORT);
@@ -388,19 +321,9 @@ impl Connection {
             let ends = PerEnd(ends);
             Flow::new(ends, client, self.number)
         });
-        let is_written = flow.message(message.from, message.at, &bytes, length, out);
+        let is_written = flow.message(message.from, message.ended, &bytes, length, out);
         out.summary.messages += u64::from(is_written);
     }
-}
-
-/// Returns the client by an SMB2 message of an end.
-fn client(from: Side, message: &[u8]) -> Option<Side> {
-    let (_, flags) = Header::command_and_flags(message)?;
-    Some(if flags.contains(Flags::RESPONSE) {
-        !from
-    } else {
-        from
-    })
 }
 
 /// Returns the end that is more likely the client, if nothing shows it.

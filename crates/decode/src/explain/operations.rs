@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol, ReadRequest, WriteRequest};
 
 use super::{
-    assembly::Message,
     cause::Cause,
     report::{InMessages, Reason, SizeClass},
     timeline::{Sort, Stage, Tag, What},
 };
 use crate::{
+    assembly::Message,
     per_end::{PerEnd, Role},
     tcp::Position,
 };
@@ -130,11 +130,17 @@ const PIPE: u8 = 2;
 
 impl Operations {
     /// Takes a message of the client or the server.
-    pub(super) fn message(&mut self, message: &Message, from_start: bool, marks: Marks<'_>) {
-        match (message.protocol, message.from) {
+    pub(super) fn message(
+        &mut self,
+        message: &Message,
+        from: Role,
+        from_start: bool,
+        marks: Marks<'_>,
+    ) {
+        match (message.protocol, from) {
             (Protocol::Smb2, Role::Client) => self.request(message, from_start, marks),
             (Protocol::Smb2, Role::Server) => self.response(message, marks),
-            (Protocol::Encrypted | Protocol::Compressed, _) => self.sealed(message, marks),
+            (Protocol::Encrypted | Protocol::Compressed, _) => self.sealed(message, from, marks),
             (Protocol::Smb1 | Protocol::Unknown, _) => {}
         }
     }
@@ -471,14 +477,14 @@ impl Operations {
     }
 
     /// Takes an encrypted or compressed message, of which only its length is known.
-    fn sealed(&mut self, message: &Message, marks: Marks<'_>) {
+    fn sealed(&mut self, message: &Message, from: Role, marks: Marks<'_>) {
         let size = u32::try_from(message.length).unwrap_or(u32::MAX);
         // Their numbers are above those of messages that are not encrypted.
         const SEALED: u64 = 1 << 63;
-        let number = &mut self.sealed[message.from];
+        let number = &mut self.sealed[from];
         *number += 1;
         let id = SEALED | *number;
-        if message.from == Role::Client {
+        if from == Role::Client {
             if !self.is_ready {
                 self.is_ready = true;
                 marks(message.began, What::Ready);
@@ -560,7 +566,7 @@ impl<'a> Seen<'a> {
         let all = usize::try_from(message.length).unwrap_or(usize::MAX);
         let mut start = 0;
         loop {
-            let rest = message.head.get(start..).unwrap_or_default();
+            let rest = message.bytes.get(start..).unwrap_or_default();
             let Ok(header) = Header::decode(rest) else {
                 seen.is_cut = start < all;
                 return seen;
