@@ -10,56 +10,46 @@ use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
     peer::PeerSettings,
-    script::{Script, Transfer, padded, proposal},
+    script::{Script, Transfer, padded, proposal, proposal_with},
 };
 
-const fn case(
-    id: &'static str,
-    title: &'static str,
-    section: &'static str,
-    does: &'static str,
-    run: fn(&mut ServerTrial<'_>) -> Verdict,
-) -> Case {
-    Case::server((id, Group::Bugs), title, section, does, run)
-}
-
 pub(crate) const CASES: &[Case] = &[
-    case(
+    Group::Bugs.case(
         "b1",
         "the last send credit without a grant",
         "3.1.5.1",
         "requests and is given 1, 2, 3 and 4 credits, and exchanges 5000 bytes three times",
         few_credits,
     ),
-    case(
+    Group::Bugs.case(
         "b2",
         "credits without receives",
         "3.1.5.9",
         "spends all credits but one without a pause, three times; each message is received",
         bursts,
     ),
-    case(
+    Group::Bugs.case(
         "b3",
         "an empty message between two segments",
         "3.1.5.4",
         "asks for responses during an answer of several segments; no empty message is between them",
         empty_between_segments,
     ),
-    case(
+    Group::Bugs.case(
         "b6",
         "eight concurrent requests",
         "3.1.7.2",
         "makes eight connections, and negotiates on all of them; each is answered",
         burst_of_connections,
     ),
-    case(
+    Group::Bugs.case(
         "b7",
         "segments that hold all receives",
         "3.1.5.9",
         "sends a request of up to the server's MaxFragmentedSize with 4 credits; it is answered",
         longest_message_with_few_credits,
     ),
-    case(
+    Group::Bugs.case(
         "b9",
         "payload outside the message",
         "3.1.5.8",
@@ -67,7 +57,7 @@ pub(crate) const CASES: &[Case] = &[
          the server terminates the connection",
         payload_outside,
     ),
-    case(
+    Group::Bugs.case(
         "b10",
         "remaining length beyond the limit",
         "3.1.5.8",
@@ -75,7 +65,7 @@ pub(crate) const CASES: &[Case] = &[
          whose sum overflows; the server terminates the connection",
         remaining_beyond_limit,
     ),
-    case(
+    Group::Bugs.case(
         "b11",
         "short messages",
         "3.1.5.8",
@@ -83,7 +73,7 @@ pub(crate) const CASES: &[Case] = &[
          terminates the connection",
         short_messages,
     ),
-    case(
+    Group::Bugs.case(
         "b18",
         "peers that vanish",
         "3.1.7.1",
@@ -92,7 +82,7 @@ pub(crate) const CASES: &[Case] = &[
         vanishing_peers,
     )
     .disruptive(),
-    case(
+    Group::Bugs.case(
         "b20",
         "read depths in the private data",
         "6.1",
@@ -100,7 +90,7 @@ pub(crate) const CASES: &[Case] = &[
          at all, with MPA revisions 1 and 2; the server negotiates",
         read_depths,
     ),
-    case(
+    Group::Bugs.case(
         "b23",
         "half-open connections",
         "3.1.7.2",
@@ -108,14 +98,14 @@ pub(crate) const CASES: &[Case] = &[
         half_open_connections,
     )
     .disruptive(),
-    case(
+    Group::Bugs.case(
         "b25",
         "keepalives without end",
         "3.1.5.8",
         "asks for a response once; at most three messages come back, then there is silence",
         keepalive_ping_pong,
     ),
-    case(
+    Group::Bugs.case(
         "b26",
         "grants without end",
         "3.1.5.9",
@@ -126,10 +116,7 @@ pub(crate) const CASES: &[Case] = &[
 
 /// Returns a connection whose ends request and grant at most this number of credits.
 fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
-    trial.prepare(&PeerSettings {
-        credits: Some(credits),
-        ..PeerSettings::default()
-    })?;
+    trial.prepare(&PeerSettings::credits(credits))?;
     let request = NegotiateRequest {
         credits_requested: credits,
         // The server may answer with a message as long as the longest one that it reassembles.
@@ -163,20 +150,15 @@ fn bursts(trial: &mut ServerTrial<'_>) -> Verdict {
         }
         script.works()?;
     }
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 fn empty_between_segments(trial: &mut ServerTrial<'_>) -> Verdict {
-    let request = NegotiateRequest {
-        max_receive_size: 128,
-        ..proposal()
-    };
+    let request = proposal_with(|request| request.max_receive_size = 128);
     let mut script = trial.negotiated(&request)?;
     let length = if script.is_echo() { 20_000 } else { 0 };
     let message = script.request(length);
-    let size = script.max_payload();
-    script.send(&message, size)?;
+    script.send_whole(&message)?;
     let mut answer = Vec::new();
     loop {
         let Transfer { header, payload } = script.next()?;
@@ -192,8 +174,7 @@ fn empty_between_segments(trial: &mut ServerTrial<'_>) -> Verdict {
         }
     }
     script.check_answer(&message, &answer)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 fn burst_of_connections(trial: &mut ServerTrial<'_>) -> Verdict {
@@ -219,8 +200,7 @@ fn longest_message_with_few_credits(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut script = with_credits(trial, 4)?;
     let size = script.max_payload();
     script.exchange(most as usize, size)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 fn payload_outside(trial: &mut ServerTrial<'_>) -> Verdict {

@@ -33,6 +33,35 @@ impl Group {
             Self::Bugs => "bugs",
         }
     }
+
+    /// Returns a case for servers.
+    pub(crate) const fn case(
+        self,
+        id: &'static str,
+        title: &'static str,
+        section: &'static str,
+        does: &'static str,
+        run: fn(&mut ServerTrial<'_>) -> Verdict,
+    ) -> Case {
+        self.with((id, title, section, does), Run::Server(run))
+    }
+
+    const fn with(
+        self,
+        words: (&'static str, &'static str, &'static str, &'static str),
+        run: Run,
+    ) -> Case {
+        let (id, title, section, does) = words;
+        Case {
+            id,
+            group: self,
+            title,
+            section,
+            does,
+            is_disruptive: false,
+            run,
+        }
+    }
 }
 
 /// One case.
@@ -60,24 +89,6 @@ enum Run {
 }
 
 impl Case {
-    pub(crate) const fn server(
-        (id, group): (&'static str, Group),
-        title: &'static str,
-        section: &'static str,
-        does: &'static str,
-        run: fn(&mut ServerTrial<'_>) -> Verdict,
-    ) -> Self {
-        Self {
-            id,
-            group,
-            title,
-            section,
-            does,
-            is_disruptive: false,
-            run: Run::Server(run),
-        }
-    }
-
     pub(crate) const fn client(
         id: &'static str,
         title: &'static str,
@@ -85,15 +96,7 @@ impl Case {
         does: &'static str,
         run: fn(&mut ClientTrial<'_>) -> Verdict,
     ) -> Self {
-        Self {
-            id,
-            group: Group::Mirror,
-            title,
-            section,
-            does,
-            is_disruptive: false,
-            run: Run::Client(run),
-        }
+        Group::Mirror.with((id, title, section, does), Run::Client(run))
     }
 
     pub(crate) const fn disruptive(self) -> Self {
@@ -134,24 +137,26 @@ impl Case {
         let Run::Client(run) = self.run else {
             panic!("{} is for servers", self.id);
         };
-        let mut attempts = 1;
-        loop {
-            match run(&mut ClientTrial { client, upper }) {
-                Err(stop)
-                    if matches!(stop, Stop::Unused { .. })
-                        && attempts < MAX_UNUSED
-                        && !client.facts().is_strict() =>
-                {
-                    attempts += 1;
-                }
-                verdict => return verdict,
-            }
-        }
+        retried(|| {
+            let verdict = run(&mut ClientTrial { client, upper });
+            (verdict, client.facts().is_strict())
+        })
     }
 }
 
 /// Maximum number of connections that a client may leave unused before a step of a case, and the case, fails.
 const MAX_UNUSED: usize = 8;
+
+/// Runs a step again whose connection the client has left unused, unless the client is strict.
+fn retried<T>(mut step: impl FnMut() -> (Verdict<T>, bool)) -> Verdict<T> {
+    let mut attempts = 1;
+    loop {
+        match step() {
+            (Err(Stop::Unused { .. }), false) if attempts < MAX_UNUSED => attempts += 1,
+            (verdict, _) => return verdict,
+        }
+    }
+}
 
 /// A server, during a case.
 pub(crate) struct ServerTrial<'a> {
@@ -201,8 +206,7 @@ impl<'a> ServerTrial<'a> {
     pub(crate) fn serves(&mut self) -> Verdict {
         let mut script = self.session().map_err(after_the_case)?;
         script.works().map_err(after_the_case)?;
-        script.disconnect();
-        Ok(())
+        script.done()
     }
 
     /// Checks that the server ends the connection immediately because of a rule, and that it
@@ -279,21 +283,19 @@ impl ClientTrial<'_> {
         action: ClientAction,
         begin: impl Fn(&mut Script) -> Verdict<T>,
     ) -> Verdict<(Script, T)> {
-        let mut attempts = 1;
-        loop {
-            let mut script = self.accept(requested, action)?;
-            match begin(&mut script) {
-                Ok(begun) => return Ok((script, begun)),
-                Err(stop)
-                    if matches!(stop, Stop::Unused { .. })
-                        && attempts < MAX_UNUSED
-                        && !self.client.facts().is_strict() =>
-                {
-                    attempts += 1;
-                }
-                Err(stop) => return Err(stop),
-            }
-        }
+        retried(|| {
+            let accepted = self.accept(requested, action);
+            let begun = accepted.and_then(|mut script| {
+                let begun = begin(&mut script)?;
+                Ok((script, begun))
+            });
+            (begun, self.client.facts().is_strict())
+        })
+    }
+
+    /// Accepts the next connection that the client uses, and takes its Negotiate Request.
+    pub(crate) fn asked(&mut self, action: ClientAction) -> Verdict<(Script, NegotiateRequest)> {
+        self.accept_used(&PeerSettings::default(), action, Script::expect_request)
     }
 
     /// Checks that the client ends the connection immediately and fails because of `reason`.
@@ -335,8 +337,7 @@ impl ClientTrial<'_> {
     pub(crate) fn works(&mut self, mut script: Script) -> Verdict {
         let request = script.receive_request()?;
         let reply = script.reply_to(&request, 500)?;
-        let size = script.max_payload();
-        script.send(&reply, size)?;
+        script.send_whole(&reply)?;
         self.ends_well(script)
     }
 }

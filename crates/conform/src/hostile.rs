@@ -1,77 +1,65 @@
 //! Peers that break RDMA or SMB Direct on purpose. At most the attacked connection ends; the server continues to
 //! serve others, and accepts the next connection.
 
-use smbdirect::{
-    rdma::iwarp::{
-        ddp::{Tagged, Untagged},
-        mpa::{FrameKind, StartupFrame},
-        rdmap::Opcode,
-    },
-    wire::NegotiateRequest,
+use smbdirect::rdma::iwarp::{
+    ddp::{Tagged, Untagged},
+    mpa::{FrameKind, StartupFrame},
+    rdmap::Opcode,
 };
 
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, skip},
     raw::Raw,
-    script::{Script, proposal},
+    script::{Script, proposal, proposal_with},
 };
 
-const fn case(
-    id: &'static str,
-    title: &'static str,
-    section: &'static str,
-    does: &'static str,
-    run: fn(&mut ServerTrial<'_>) -> Verdict,
-) -> Case {
-    Case::server((id, Group::Hostile), title, section, does, run)
-}
-
 pub(crate) const CASES: &[Case] = &[
-    case(
+    Group::Hostile.case(
         "h1",
         "bytes that are not MPA",
         "RFC 5044, 7.1.1",
         "sends HTTP in place of an MPA Request; the server ends that connection only",
         not_mpa,
     ),
-    case(
+    Group::Hostile.case(
         "h2",
         "half an MPA Request",
         "RFC 5044, 7.1.1",
         "sends half an MPA Request and is silent; the server serves others meanwhile",
         half_a_request,
     ),
-    case(
-        "h3",
-        "half an FPDU",
-        "RFC 5044, 4",
-        "sends half an FPDU and is silent; the server serves others meanwhile",
-        half_an_fpdu,
-    )
-    .disruptive(),
-    case(
+    Group::Hostile
+        .case(
+            "h3",
+            "half an FPDU",
+            "RFC 5044, 4",
+            "sends half an FPDU and is silent; the server serves others meanwhile",
+            half_an_fpdu,
+        )
+        .disruptive(),
+    Group::Hostile.case(
         "h4",
         "RDMA Write to memory that is not registered",
         "RFC 5041, 7.1",
         "writes to STags that the server never gave; it ends that connection only",
         write_to_unknown_memory,
     ),
-    case(
+    Group::Hostile.case(
         "h5",
         "RDMA Read of memory that is not registered",
         "RFC 5040, 5.2.1",
         "reads 4 GiB from STags that the server never gave; it ends that connection only",
         read_of_unknown_memory,
     ),
-    case(
+    Group::Hostile.case(
         "h6",
         "Send with Invalidate of memory that is not registered",
         "RFC 5040, 5.3",
         "invalidates an STag that the server never gave; it ends that connection only",
         invalidate_unknown_memory,
     ),
-    case(
+    Group::Hostile.case(
         "h7",
         "broken DDP and RDMAP headers",
         "RFC 5041, 7.1; RFC 5040, 7.2",
@@ -79,56 +67,57 @@ pub(crate) const CASES: &[Case] = &[
          connection only",
         broken_headers,
     ),
-    case(
+    Group::Hostile.case(
         "h8",
         "FPDU with a wrong CRC",
         "RFC 5044, 4.4",
         "sends a message whose CRC is wrong; the server ends that connection only",
         wrong_crc,
     ),
-    case(
+    Group::Hostile.case(
         "h9",
         "credits that overflow",
         "3.1.5.8",
         "grants 131070 credits; the server ends at most that connection",
         credits_that_overflow,
     ),
-    case(
+    Group::Hostile.case(
         "h10",
         "message without a credit",
         "3.1.5.1",
         "sends one message more than the server has granted; it ends at most that connection",
         message_without_a_credit,
     ),
-    case(
+    Group::Hostile.case(
         "h11",
         "flood of messages without credits",
         "3.1.5.1",
         "sends 600 messages at once, whatever was granted; the server ends at most that connection",
         flood,
     ),
-    case(
+    Group::Hostile.case(
         "h12",
         "requested credits that swing",
         "3.1.5.8",
         "requests 1 and 65535 credits alternately, in a long request; it is answered",
         swinging_credits,
     ),
-    case(
+    Group::Hostile.case(
         "h13",
         "peer that receives nothing",
         "3.1.5.1",
         "sends requests and takes no answer; the server serves others meanwhile",
         takes_nothing,
     ),
-    case(
-        "h14",
-        "sixteen negotiations that fail",
-        "3.1.5.6",
-        "sends sixteen requests of 19 bytes; the server accepts the next connection",
-        failed_negotiations,
-    )
-    .disruptive(),
+    Group::Hostile
+        .case(
+            "h14",
+            "sixteen negotiations that fail",
+            "3.1.5.6",
+            "sends sixteen requests of 19 bytes; the server accepts the next connection",
+            failed_negotiations,
+        )
+        .disruptive(),
 ];
 
 /// Runs an attack below RDMA while another connection is open, and checks that the other works
@@ -320,10 +309,7 @@ fn ends_at_most(trial: &mut ServerTrial<'_>, mut script: Script, reasons: &[&str
 /// Returns a connection with few credits for this end, on which the server holds none and so
 /// cannot grant more.
 fn without_more_credits(trial: &mut ServerTrial<'_>) -> Verdict<Script> {
-    let request = NegotiateRequest {
-        credits_requested: 4,
-        ..proposal()
-    };
+    let request = proposal_with(|request| request.credits_requested = 4);
     let mut script = trial.negotiated(&request)?;
     while script.send_credits > 0 {
         script.grant(0)?;
@@ -363,8 +349,7 @@ fn swinging_credits(trial: &mut ServerTrial<'_>) -> Verdict {
     script.credits_requested = 255;
     script.expect_answer(&request)?;
     script.works()?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 fn takes_nothing(trial: &mut ServerTrial<'_>) -> Verdict {

@@ -145,6 +145,22 @@ pub struct PeerSettings {
     pub short_timers: bool,
 }
 
+impl PeerSettings {
+    pub(crate) fn short_timers() -> Self {
+        Self {
+            short_timers: true,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn credits(credits: u16) -> Self {
+        Self {
+            credits: Some(credits),
+            ..Self::default()
+        }
+    }
+}
+
 /// What is known about the peer, and how long to wait for it.
 #[derive(Clone, Debug)]
 pub struct PeerFacts {

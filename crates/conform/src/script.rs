@@ -8,7 +8,7 @@ mod send;
 mod upper;
 
 pub(crate) use checks::describe;
-pub(crate) use negotiate::{acceptance, encoded, proposal};
+pub(crate) use negotiate::{acceptance, acceptance_with, encoded, proposal, proposal_with};
 pub(crate) use send::padded;
 
 use std::{
@@ -112,6 +112,12 @@ impl Script {
     /// Ends the RDMA connection at this end.
     pub(crate) fn disconnect(mut self) {
         self.link.disconnect();
+    }
+
+    /// Ends the RDMA connection at this end, and with it a case that nothing has failed.
+    pub(crate) fn done(self) -> Verdict {
+        self.disconnect();
+        Ok(())
     }
 
     /// Hands posted messages to the wire, without waiting for the peer.

@@ -58,8 +58,7 @@ pub fn detect(server: &mut dyn Server) -> Verdict<&'static dyn UpperLayer> {
     let mut trial = ServerTrial::new(server, &Smb2);
     let mut script = trial.session()?;
     let request = script.request(0);
-    let size = script.max_payload();
-    script.send(&request, size)?;
+    script.send_whole(&request)?;
     let answer = script.receive()?;
     if answer == request {
         script.disconnect();

@@ -7,7 +7,7 @@ use crate::{
     case::{Case, ClientTrial},
     outcome::{Verdict, require, skip},
     peer::{ClientAction, PeerSettings},
-    script::{Transfer, acceptance},
+    script::{Transfer, acceptance, acceptance_with},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -115,10 +115,7 @@ fn without_credit(trial: &mut ClientTrial<'_>) -> Verdict {
 
 //= SMBD-3.1.5.9-03 test
 fn one_credit(trial: &mut ClientTrial<'_>) -> Verdict {
-    let requested = PeerSettings {
-        credits: Some(1),
-        ..PeerSettings::default()
-    };
+    let requested = PeerSettings::credits(1);
     let response = NegotiateResponse {
         credits_requested: 1,
         credits_granted: 1,
@@ -137,10 +134,7 @@ fn one_credit(trial: &mut ClientTrial<'_>) -> Verdict {
 
 //= SMBD-3.1.5.9-09 test
 fn all_credits(trial: &mut ClientTrial<'_>) -> Verdict {
-    let response = NegotiateResponse {
-        credits_requested: 10,
-        ..acceptance()
-    };
+    let response = acceptance_with(|response| response.credits_requested = 10);
     let (mut script, request) = trial.accept_used(
         &PeerSettings::default(),
         ClientAction::Exchange(65_536),
@@ -173,10 +167,7 @@ fn all_credits(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.1-06 test
 //= SMBD-WIN-CGT-01 test
 fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
-    let requested = PeerSettings {
-        short_timers: true,
-        ..PeerSettings::default()
-    };
+    let requested = PeerSettings::short_timers();
     let is_strict = trial.facts().is_strict();
     // The shortest receives, so that a short request has several segments too.
     let response = NegotiateResponse {

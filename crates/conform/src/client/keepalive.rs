@@ -9,7 +9,7 @@ use crate::{
     case::{Case, ClientTrial},
     outcome::{Verdict, require},
     peer::{ClientAction, PeerSettings},
-    script::{Script, Transfer, acceptance},
+    script::{Script, acceptance},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -41,30 +41,9 @@ pub(super) const CASES: &[Case] = &[
 fn of_the_acceptor(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, request) = established(trial, ClientAction::Exchange(500))?;
     let reply = script.reply_to(&request, 500)?;
-    let lacked = script.send_credits < u32::from(script.credits_requested);
-    script.ask()?;
-    let Transfer { header, .. } = script.next()?;
-    require(
-        header.flags == Flags::empty() && header.data_length == 0,
-        "an empty message without SMB_DIRECT_RESPONSE_REQUESTED",
-        || format!("{header:?}"),
-    )?;
-    require(
-        header.credits_granted > 0 || !lacked,
-        "CreditsGranted above 0 in the answer",
-        || format!("{header:?}"),
-    )?;
-    script.expect_nothing()?;
-    let size = script.max_payload();
-    script.send(&reply, size)?;
+    script.is_answered()?;
+    script.send_whole(&reply)?;
     trial.ends_well(script)
-}
-
-fn short_timers() -> PeerSettings {
-    PeerSettings {
-        short_timers: true,
-        ..PeerSettings::default()
-    }
 }
 
 /// Returns an established connection, the client's request, and the time of the last message to
@@ -74,27 +53,15 @@ fn patient(
     action: ClientAction,
     intervals: u32,
 ) -> Verdict<(Script, Vec<u8>, Instant)> {
-    let (script, (since, request)) = trial.accept_used(&short_timers(), action, |script| {
-        let since = script.now();
-        respond(script, &acceptance())?;
-        Ok((since, script.receive_request()?))
-    })?;
+    let (script, (since, request)) =
+        trial.accept_used(&PeerSettings::short_timers(), action, |script| {
+            let since = script.now();
+            respond(script, &acceptance())?;
+            Ok((since, script.receive_request()?))
+        })?;
     let facts = trial.facts();
     facts.allow(facts.timers.keepalive_interval * intervals)?;
     Ok((script, request, since))
-}
-
-/// Waits for the keepalive that is due since the time `since`.
-fn keepalive(script: &mut Script, since: Instant) -> Verdict {
-    let facts = script.facts().clone();
-    let interval = facts.timers.keepalive_interval;
-    let Transfer { header, .. } = script.next_within(interval + facts.prompt)?;
-    facts.check_took("a keepalive", script.now() - since, interval)?;
-    require(
-        header.flags == Flags::RESPONSE_REQUESTED && header.data_length == 0,
-        "an empty message with SMB_DIRECT_RESPONSE_REQUESTED",
-        || format!("{header:?}"),
-    )
 }
 
 //= SMBD-3.1.6.2-02 test
@@ -102,7 +69,7 @@ fn keepalive(script: &mut Script, since: Instant) -> Verdict {
 fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, request, mut since) = patient(trial, ClientAction::Exchange(500), 2)?;
     for flagged in [true, false] {
-        keepalive(&mut script, since)?;
+        script.expect_keepalive(since)?;
         since = script.now();
         if flagged {
             script.ask()?;
@@ -117,8 +84,7 @@ fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
         }
     }
     let reply = script.reply_to(&request, 500)?;
-    let size = script.max_payload();
-    script.send(&reply, size)?;
+    script.send_whole(&reply)?;
     trial.ends_well(script)
 }
 
@@ -127,7 +93,7 @@ fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
 fn unanswered(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, _, since) = patient(trial, ClientAction::Send, 1)?;
     let timers = trial.facts().timers;
-    keepalive(&mut script, since)?;
+    script.expect_keepalive(since)?;
     let all = timers.keepalive_interval + timers.keepalive_response;
     script.expect_terminated_after(since, all)?;
     drop(script);

@@ -6,7 +6,7 @@ use crate::{
     case::{Case, ClientTrial},
     outcome::Verdict,
     peer::{ClientAction, PeerSettings},
-    script::{Script, acceptance, encoded},
+    script::{Script, acceptance, acceptance_with, encoded},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -123,11 +123,7 @@ fn bytes_are_refused(
     change: impl FnOnce(&mut Vec<u8>),
     reason: &str,
 ) -> Verdict {
-    let (mut script, request) = trial.accept_used(
-        &PeerSettings::default(),
-        ClientAction::Send,
-        Script::expect_request,
-    )?;
+    let (mut script, request) = trial.asked(ClientAction::Send)?;
     let response = acceptance();
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
@@ -153,11 +149,7 @@ fn bytes_are_taken(
     response: &NegotiateResponse,
     change: impl FnOnce(&mut Vec<u8>),
 ) -> Verdict {
-    let (mut script, request) = trial.accept_used(
-        &PeerSettings::default(),
-        ClientAction::Exchange(500),
-        Script::expect_request,
-    )?;
+    let (mut script, request) = trial.asked(ClientAction::Exchange(500))?;
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
     script.respond_with(&request, response, &bytes)?;
@@ -263,16 +255,9 @@ fn requests_nothing(trial: &mut ClientTrial<'_>) -> Verdict {
 
 /// Checks one PreferredSendSize, computed from the client's MaxReceiveSize.
 fn one_preferred_send_size(trial: &mut ClientTrial<'_>, size: impl FnOnce(u32) -> u32) -> Verdict {
-    let (mut script, request) = trial.accept_used(
-        &PeerSettings::default(),
-        ClientAction::Exchange(500),
-        Script::expect_request,
-    )?;
+    let (mut script, request) = trial.asked(ClientAction::Exchange(500))?;
     let most = request.max_receive_size;
-    let response = NegotiateResponse {
-        preferred_send_size: size(most),
-        ..acceptance()
-    };
+    let response = acceptance_with(|response| response.preferred_send_size = size(most));
     let bytes = encoded(|out| response.encode(out));
     script.respond_with(&request, &response, &bytes)?;
     let size = response.preferred_send_size;
@@ -328,11 +313,7 @@ fn status(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.7.1-01 test
 //= SMBD-3.1.4.1-08 test
 fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (script, _) = trial.accept_used(
-        &PeerSettings::default(),
-        ClientAction::Send,
-        Script::expect_request,
-    )?;
+    let (script, _) = trial.asked(ClientAction::Send)?;
     script.disconnect();
     // A command may explain a possible cause to its user.
     trial.fails(&[
@@ -341,17 +322,10 @@ fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
     ])
 }
 
-fn short_timers() -> PeerSettings {
-    PeerSettings {
-        short_timers: true,
-        ..PeerSettings::default()
-    }
-}
-
 //= SMBD-3.1.4.1-06 test
 fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, request) = trial.accept_used(
-        &short_timers(),
+        &PeerSettings::short_timers(),
         ClientAction::Exchange(500),
         Script::expect_request,
     )?;
@@ -368,8 +342,11 @@ fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.4.1-06 test
 //= SMBD-3.1.6.1-01 test
 fn no_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, _) =
-        trial.accept_used(&short_timers(), ClientAction::Send, Script::expect_request)?;
+    let (mut script, _) = trial.accept_used(
+        &PeerSettings::short_timers(),
+        ClientAction::Send,
+        Script::expect_request,
+    )?;
     let facts = trial.facts();
     let timeout = facts.timers.negotiation;
     facts.allow(timeout)?;

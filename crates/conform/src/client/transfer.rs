@@ -228,8 +228,7 @@ fn exactly_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
     )?;
     let reply = script.long_reply_to(&request, most)?;
     script.send_segment(&[], reply.len())?;
-    let size = script.max_payload();
-    script.send(&reply, size)?;
+    script.send_whole(&reply)?;
     trial.ends_well(script)
 }
 
@@ -317,8 +316,7 @@ fn reserved_bits_and_unknown_flags(trial: &mut ClientTrial<'_>) -> Verdict {
     };
     script.transfer(&header, &[])?;
     script.expect_nothing()?;
-    let size = script.max_payload();
-    script.send(&reply, size)?;
+    script.send_whole(&reply)?;
     trial.ends_well(script)
 }
 
@@ -343,7 +341,6 @@ fn empty_messages(trial: &mut ClientTrial<'_>) -> Verdict {
         let header = script.segment(0, 0);
         script.transfer(&header, &padded(&[]))?;
     }
-    let size = script.max_payload();
-    script.send(&reply, size)?;
+    script.send_whole(&reply)?;
     trial.ends_well(script)
 }

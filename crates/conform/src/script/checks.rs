@@ -1,5 +1,7 @@
 //! The rules that hold for every Data Transfer, and descriptions of messages.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use smbdirect::wire::{DataTransfer, Flags};
 
@@ -158,5 +160,44 @@ impl Script {
         )?;
         self.remaining = header.remaining_data_length;
         Ok(())
+    }
+
+    /// Checks that a keepalive of this end is answered, and that nothing follows the answer.
+    //= SMBD-3.1.5.8-09 test
+    //= SMBD-3.1.5.5-02 test
+    pub(crate) fn is_answered(&mut self) -> Verdict {
+        let lacked = self.send_credits < u32::from(self.credits_requested);
+        self.ask()?;
+        let header = self.expect_answer_to_keepalive()?;
+        require(
+            header.credits_granted > 0 || !lacked,
+            "CreditsGranted above 0 in the answer",
+            || format!("{header:?}"),
+        )?;
+        self.expect_nothing()
+    }
+
+    /// Takes the answer to a keepalive of this end.
+    pub(crate) fn expect_answer_to_keepalive(&mut self) -> Verdict<DataTransfer> {
+        let Transfer { header, .. } = self.next()?;
+        require(
+            header.flags == Flags::empty() && header.data_length == 0,
+            "an empty message without SMB_DIRECT_RESPONSE_REQUESTED",
+            || format!("{header:?}"),
+        )?;
+        Ok(header)
+    }
+
+    /// Waits for the keepalive that is due since the time `since`.
+    pub(crate) fn expect_keepalive(&mut self, since: Instant) -> Verdict {
+        let facts = self.facts.clone();
+        let interval = facts.timers.keepalive_interval;
+        let Transfer { header, .. } = self.next_within(interval + facts.prompt)?;
+        facts.check_took("a keepalive", self.now() - since, interval)?;
+        require(
+            header.flags == Flags::RESPONSE_REQUESTED && header.data_length == 0,
+            "an empty message with SMB_DIRECT_RESPONSE_REQUESTED",
+            || format!("{header:?}"),
+        )
     }
 }

@@ -36,6 +36,20 @@ pub(crate) const fn acceptance() -> NegotiateResponse {
     }
 }
 
+/// Returns the default proposal with a change.
+pub(crate) fn proposal_with(change: impl FnOnce(&mut NegotiateRequest)) -> NegotiateRequest {
+    let mut request = proposal();
+    change(&mut request);
+    request
+}
+
+/// Returns the default answer with a change.
+pub(crate) fn acceptance_with(change: impl FnOnce(&mut NegotiateResponse)) -> NegotiateResponse {
+    let mut response = acceptance();
+    change(&mut response);
+    response
+}
+
 pub(crate) fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(&mut bytes);

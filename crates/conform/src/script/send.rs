@@ -104,6 +104,11 @@ impl Script {
         Ok(())
     }
 
+    /// Sends a message in the longest segments.
+    pub(crate) fn send_whole(&mut self, message: &[u8]) -> Verdict {
+        self.send(message, self.max_payload())
+    }
+
     /// Sends a message in segments of 0 bytes, then of 128 down to 1, then of 0 up to 127, and so on.
     pub(crate) fn send_in_all_lengths(&mut self, message: &[u8]) -> Verdict {
         let mut rest = message;

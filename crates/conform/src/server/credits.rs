@@ -1,55 +1,55 @@
 //! SmbdCreditMgmt: cases 37 to 42.
 
-use smbdirect::wire::{DataTransfer, NegotiateRequest};
+use smbdirect::wire::DataTransfer;
 
 use super::transfer::{MODERATE_BYTES, header_is_refused};
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Stop, Verdict, require, skip},
     peer::PeerSettings,
-    script::{Script, Transfer, padded, proposal},
+    script::{Script, Transfer, padded, proposal_with},
 };
 
 pub(super) const CASES: &[Case] = &[
-    Case::server(
-        ("m37", Group::Microsoft),
+    Group::Microsoft.case(
+        "m37",
         "BVT_SmbdCreditMgmt_OperationWithMinimumCredits",
         "3.1.5.9",
         "sends 65536 bytes with one credit in each direction; they are answered",
         minimum_credits,
     ),
-    Case::server(
-        ("m38", Group::Microsoft),
+    Group::Microsoft.case(
+        "m38",
         "SmbdCreditMgmt_OperationWithLimitedCredits",
         "3.1.5.9",
         "sends 65536 bytes with ten credits in each direction; they are answered",
         limited_credits,
     ),
-    Case::server(
-        ("m39", Group::Microsoft),
+    Group::Microsoft.case(
+        "m39",
         "SmbdCreditMgmt_ConsumeAllSendCredits",
         "3.1.5.8",
         "spends all credits on empty messages, and on segments; the server grants new ones by an \
          empty message",
         consume_all_send_credits,
     ),
-    Case::server(
-        ("m40", Group::Microsoft),
+    Group::Microsoft.case(
+        "m40",
         "SmbdCreditMgmt_ConsumeAllReceiveCredits",
         "3.1.5.1",
         "grants fewer credits than the answer has segments; the server waits for more, and its \
          last credit carries a grant",
         consume_all_receive_credits,
     ),
-    Case::server(
-        ("m41", Group::Microsoft),
+    Group::Microsoft.case(
+        "m41",
         "SmbdCreditMgmt_ConsumeAllCreditServer_Timeout",
         "3.1.6.2",
         "never grants the credits for the rest of the answer; the server terminates the connection",
         consume_all_credit_server_timeout,
     ),
-    Case::server(
-        ("m42", Group::Microsoft),
+    Group::Microsoft.case(
+        "m42",
         "SmbdCreditMgmt_NegativeParameter_CreditRequested",
         "3.1.5.8",
         "sends Data Transfers with CreditsRequested 0; the server terminates the connection",
@@ -59,14 +59,8 @@ pub(super) const CASES: &[Case] = &[
 
 /// Returns a connection whose ends request and grant at most this number of credits.
 fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
-    trial.prepare(&PeerSettings {
-        credits: Some(credits),
-        ..PeerSettings::default()
-    })?;
-    let request = NegotiateRequest {
-        credits_requested: credits,
-        ..proposal()
-    };
+    trial.prepare(&PeerSettings::credits(credits))?;
+    let request = proposal_with(|request| request.credits_requested = credits);
     let mut script = trial.connect()?;
     script.receive_credit_max = credits.into();
     script.negotiate(&request)?;
@@ -76,8 +70,7 @@ fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
 fn operation(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict {
     let mut script = with_credits(trial, credits)?;
     script.exchange(MODERATE_BYTES, 1000)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.5.9-03 test
@@ -126,8 +119,7 @@ fn consume_all_send_credits(trial: &mut ServerTrial<'_>) -> Verdict {
         script.send_segment(payload, left)?;
     }
     script.expect_answer(&request)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 /// Bytes of payload in a segment for a receive of 128 bytes.
@@ -135,10 +127,7 @@ const SMALL_PAYLOAD: usize = 104;
 
 /// Returns a client whose receives hold 104 bytes of payload.
 fn with_small_receives(trial: &mut ServerTrial<'_>) -> Verdict<Script> {
-    let request = NegotiateRequest {
-        max_receive_size: 128,
-        ..proposal()
-    };
+    let request = proposal_with(|request| request.max_receive_size = 128);
     trial.negotiated(&request)
 }
 
@@ -146,8 +135,7 @@ fn with_small_receives(trial: &mut ServerTrial<'_>) -> Verdict<Script> {
 fn answer_length(trial: &mut ServerTrial<'_>) -> Verdict<usize> {
     let mut script = with_small_receives(trial)?;
     let request = script.request(1300);
-    let size = script.max_payload();
-    script.send(&request, size)?;
+    script.send_whole(&request)?;
     let answer = script.receive()?;
     script.check_answer(&request, &answer)?;
     script.disconnect();
@@ -186,16 +174,12 @@ fn consume_all_receive_credits(trial: &mut ServerTrial<'_>) -> Verdict {
     answer.extend(script.receive()?);
     script.check_answer(&request, &answer)?;
     script.works()?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-WIN-CGT-01 test
 fn consume_all_credit_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.prepare(&PeerSettings {
-        short_timers: true,
-        ..PeerSettings::default()
-    })?;
+    trial.prepare(&PeerSettings::short_timers())?;
     let facts = trial.facts();
     let length = answer_length(trial)?;
     let mut script = with_small_receives(trial)?;

@@ -6,63 +6,53 @@ use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
     peer::PeerSettings,
-    script::{encoded, proposal},
+    script::{encoded, proposal, proposal_with},
 };
 
-const fn case(
-    id: &'static str,
-    title: &'static str,
-    section: &'static str,
-    does: &'static str,
-    run: fn(&mut ServerTrial<'_>) -> Verdict,
-) -> Case {
-    Case::server((id, Group::Microsoft), title, section, does, run)
-}
-
 pub(super) const CASES: &[Case] = &[
-    case(
+    Group::Microsoft.case(
         "m1",
         "BVT_SmbdNegotiate_Basic",
         "3.1.5.6",
         "negotiates with 10 credits and sizes of 1024 bytes; each field of the response is checked",
         basic,
     ),
-    case(
+    Group::Microsoft.case(
         "m2",
         "SmbdNegotiate_PreferredSendSizeWithZero",
         "3.1.5.6",
         "proposes PreferredSendSize 0; the response has MaxReceiveSize 128",
         preferred_send_size_with_zero,
     ),
-    case(
+    Group::Microsoft.case(
         "m3",
         "SmbdNegotiate_PreferredSendSizeLessThan128",
         "3.1.5.6",
         "proposes PreferredSendSize 127 and 128; the response has MaxReceiveSize 128",
         preferred_send_size_less_than_128,
     ),
-    case(
+    Group::Microsoft.case(
         "m4",
         "SmbdNegotiate_PreferredSendSizeMaxValue",
         "3.1.5.6",
         "proposes PreferredSendSize 8136 and 4294967295; the server negotiates",
         preferred_send_size_max_value,
     ),
-    case(
+    Group::Microsoft.case(
         "m5",
         "SmbdNegotiate_Redundancy",
         "3.1.5.6",
         "sends a request of 512 bytes; the bytes after the first 20 are ignored",
         redundancy,
     ),
-    case(
+    Group::Microsoft.case(
         "m6",
         "SmbdNegotiate_DisconnectAfterNegotiate",
         "3.1.7.1",
         "disconnects after the response; the server accepts the next connection",
         disconnect_after_negotiate,
     ),
-    case(
+    Group::Microsoft.case(
         "m7",
         "SmbdNegotiate_UncompletedMessage",
         "3.1.5.6",
@@ -70,7 +60,7 @@ pub(super) const CASES: &[Case] = &[
         uncompleted_message,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m8",
         "SmbdNegotiate_VersionRangeNotCover0x0100_LessThanMinVersion",
         "3.1.5.6",
@@ -78,7 +68,7 @@ pub(super) const CASES: &[Case] = &[
         version_range_less_than_min_version,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m9",
         "SmbdNegotiate_VersionRangeNotCover0x0100_LargerThanMaxVersion",
         "3.1.5.6",
@@ -86,35 +76,35 @@ pub(super) const CASES: &[Case] = &[
         version_range_larger_than_max_version,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m10",
         "SmbdNegotiate_VersionRangeCover0x0100_EqualMinVersion",
         "3.1.5.6",
         "offers versions 0x0100 to 0xFFFF; the server selects 0x0100",
         version_range_equal_min_version,
     ),
-    case(
+    Group::Microsoft.case(
         "m11",
         "SmbdNegotiate_VersionRangeCover0x0100_EqualMaxVersion",
         "3.1.5.6",
         "offers versions 0 to 0x0100; the server selects 0x0100",
         version_range_equal_max_version,
     ),
-    case(
+    Group::Microsoft.case(
         "m12",
         "SmbdNegotiate_VersionRangeCover0x0100_InMiddle",
         "3.1.5.6",
         "offers versions 0x00FF to 0x0101; the server selects 0x0100",
         version_range_in_middle,
     ),
-    case(
+    Group::Microsoft.case(
         "m13",
         "SmbdNegotiate_VersionRangeCover0x0100_EqualMinVersionAndMaxVersion",
         "3.1.5.6",
         "offers version 0x0100 only; the server selects it",
         version_range_equal_both,
     ),
-    case(
+    Group::Microsoft.case(
         "m14",
         "SmbdNegotiate_NegativeParameter_CreditsRequested",
         "3.1.5.6",
@@ -122,7 +112,7 @@ pub(super) const CASES: &[Case] = &[
         credits_requested,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m14b",
         "SmbdNegotiate_NegativeParameter_CreditsRequested, accepted values",
         "3.1.5.6",
@@ -130,7 +120,7 @@ pub(super) const CASES: &[Case] = &[
          requested",
         credits_requested_accepted,
     ),
-    case(
+    Group::Microsoft.case(
         "m15",
         "SmbdNegotiate_NegativeParameter_MaxReceiveSize",
         "3.1.5.6",
@@ -138,14 +128,14 @@ pub(super) const CASES: &[Case] = &[
         max_receive_size,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m15b",
         "SmbdNegotiate_NegativeParameter_MaxReceiveSize, accepted values",
         "3.1.5.6",
         "proposes MaxReceiveSize 128 and 4294967295; the server negotiates",
         max_receive_size_accepted,
     ),
-    case(
+    Group::Microsoft.case(
         "m16",
         "SmbdNegotiate_NegativeParameter_MaxFragmentedSize",
         "3.1.5.6",
@@ -153,21 +143,21 @@ pub(super) const CASES: &[Case] = &[
         max_fragmented_size,
     )
     .disruptive(),
-    case(
+    Group::Microsoft.case(
         "m16b",
         "SmbdNegotiate_NegativeParameter_MaxFragmentedSize, accepted values",
         "3.1.5.6",
         "proposes MaxFragmentedSize 131072 and 4294967295; the server negotiates",
         max_fragmented_size_accepted,
     ),
-    case(
+    Group::Microsoft.case(
         "m17",
         "SmbdNegotiate_NegotiationTimer",
         "3.1.6.1",
         "sends the request shortly before the Negotiation Timer expires; the server negotiates",
         negotiation_timer,
     ),
-    case(
+    Group::Microsoft.case(
         "m18",
         "SmbdNegotiate_NegotiationTimer_Timeout",
         "3.1.6.1",
@@ -199,11 +189,8 @@ fn basic(trial: &mut ServerTrial<'_>) -> Verdict {
 }
 
 /// Negotiates this PreferredSendSize and returns the server's MaxReceiveSize.
-fn preferred_send_size(trial: &mut ServerTrial<'_>, preferred_send_size: u32) -> Verdict<u32> {
-    let request = NegotiateRequest {
-        preferred_send_size,
-        ..proposal()
-    };
+fn preferred_send_size(trial: &mut ServerTrial<'_>, size: u32) -> Verdict<u32> {
+    let request = proposal_with(|request| request.preferred_send_size = size);
     Ok(trial.negotiates(&request)?.max_receive_size)
 }
 
@@ -243,8 +230,7 @@ fn redundancy(trial: &mut ServerTrial<'_>) -> Verdict {
     script.send_bytes(&message)?;
     script.expect_response(&proposal())?;
     script.works()?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.7.1-01 test
@@ -318,11 +304,8 @@ fn version_range_equal_both(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.negotiates(&versions(0x0100, 0x0100)).map(drop)
 }
 
-fn credits(credits_requested: u16) -> NegotiateRequest {
-    NegotiateRequest {
-        credits_requested,
-        ..proposal()
-    }
+fn credits(credits: u16) -> NegotiateRequest {
+    proposal_with(|request| request.credits_requested = credits)
 }
 
 //= SMBD-3.1.5.6-04 test
@@ -337,11 +320,8 @@ fn credits_requested_accepted(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.negotiates(&credits(u16::MAX)).map(drop)
 }
 
-fn receive_size(max_receive_size: u32) -> NegotiateRequest {
-    NegotiateRequest {
-        max_receive_size,
-        ..proposal()
-    }
+fn receive_size(size: u32) -> NegotiateRequest {
+    proposal_with(|request| request.max_receive_size = size)
 }
 
 //= SMBD-3.1.5.6-05 test
@@ -355,11 +335,8 @@ fn max_receive_size_accepted(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.negotiates(&receive_size(u32::MAX)).map(drop)
 }
 
-fn fragmented_size(max_fragmented_size: u32) -> NegotiateRequest {
-    NegotiateRequest {
-        max_fragmented_size,
-        ..proposal()
-    }
+fn fragmented_size(size: u32) -> NegotiateRequest {
+    proposal_with(|request| request.max_fragmented_size = size)
 }
 
 //= SMBD-3.1.5.6-06 test
@@ -373,32 +350,23 @@ fn max_fragmented_size_accepted(trial: &mut ServerTrial<'_>) -> Verdict {
     trial.negotiates(&fragmented_size(u32::MAX)).map(drop)
 }
 
-/// The server's timers, short if that can be chosen.
-fn short_timers() -> PeerSettings {
-    PeerSettings {
-        short_timers: true,
-        ..PeerSettings::default()
-    }
-}
-
 //= SMBD-3.1.6.1-01 test
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.prepare(&short_timers())?;
+    trial.prepare(&PeerSettings::short_timers())?;
     let facts = trial.facts();
     facts.allow(facts.timers.negotiation)?;
     let mut script = trial.connect()?;
     script.expect_silence(facts.almost(facts.timers.negotiation))?;
     script.negotiate(&proposal())?;
     script.works()?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.6.1-01 test
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.prepare(&short_timers())?;
+    trial.prepare(&PeerSettings::short_timers())?;
     let facts = trial.facts();
     facts.allow(facts.timers.negotiation)?;
     let mut script = trial.connect()?;

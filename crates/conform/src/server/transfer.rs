@@ -1,42 +1,32 @@
 //! SmbdDataTransfer: cases 19 to 33.
 
-use smbdirect::wire::{DataTransfer, Flags, NegotiateRequest};
+use smbdirect::wire::{DataTransfer, Flags};
 
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
-    script::{Script, Transfer, padded, proposal},
+    script::{Script, Transfer, padded, proposal, proposal_with},
 };
-
-const fn case(
-    id: &'static str,
-    title: &'static str,
-    section: &'static str,
-    does: &'static str,
-    run: fn(&mut ServerTrial<'_>) -> Verdict,
-) -> Case {
-    Case::server((id, Group::Microsoft), title, section, does, run)
-}
 
 /// Length in bytes of the suite's "file of moderate size".
 pub(super) const MODERATE_BYTES: usize = 65_536;
 
 pub(super) const CASES: &[Case] = &[
-    case(
+    Group::Microsoft.case(
         "m19",
         "BVT_SmbdDataTransfer_Basic_SendSmallBytesOfData",
         "3.1.5.8",
         "sends a request in one segment; the answer arrives, and nothing after it",
         small_bytes,
     ),
-    case(
+    Group::Microsoft.case(
         "m20",
         "BVT_SmbdDataTransfer_Basic_SendModerateBytesData",
         "3.1.5.8",
         "sends a request of 65536 bytes, or the longest one, in segments of 1000; it is answered",
         moderate_bytes,
     ),
-    case(
+    Group::Microsoft.case(
         "m21",
         "SmbdDataTransfer_VariableLengthSegment",
         "3.1.5.8",
@@ -44,42 +34,42 @@ pub(super) const CASES: &[Case] = &[
          1, then of 0 up to 127, and so on; it is answered",
         variable_length_segment,
     ),
-    case(
+    Group::Microsoft.case(
         "m22",
         "SmbdDataTransfer_SmallLengthSegment",
         "3.1.5.8",
         "sends 65536 bytes, or the longest request, in segments of one byte; it is answered",
         small_length_segment,
     ),
-    case(
+    Group::Microsoft.case(
         "m23",
         "SmbdDataTransfer_Redundancy",
         "3.1.5.8",
         "sends bytes after the payload, up to the server's MaxReceiveSize; they are ignored",
         redundancy,
     ),
-    case(
+    Group::Microsoft.case(
         "m24",
         "SmbdDataTransfer_ReceiveMaxReceiveSize",
         "3.1.5.4",
         "negotiates three receive sizes; DataOffset and RemainingDataLength of each segment fit",
         receive_max_receive_size,
     ),
-    case(
+    Group::Microsoft.case(
         "m25",
         "SmbdDataTransfer_UncompletedMessage",
         "3.1.5.8",
         "sends a Data Transfer of 19 bytes; the server terminates the connection",
         uncompleted_message,
     ),
-    case(
+    Group::Microsoft.case(
         "m26",
         "SmbdDataTransfer_NegativeParameter_DataOffset_Against8ByteAligned",
         "3.1.5.8",
         "sends DataOffset 23 and 25; the server terminates the connection",
         data_offset_against_8_byte_aligned,
     ),
-    case(
+    Group::Microsoft.case(
         "m27",
         "SmbdDataTransfer_NegativeParameter_DataOffset_AgainstMessageLength",
         "3.1.5.8",
@@ -87,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
          message; the server terminates the connection",
         data_offset_against_message_length,
     ),
-    case(
+    Group::Microsoft.case(
         "m28",
         "SmbdDataTransfer_NegativeParameter_DataLength_AgainstMessageLength",
         "3.1.5.8",
@@ -95,7 +85,7 @@ pub(super) const CASES: &[Case] = &[
          terminates the connection",
         data_length_against_message_length,
     ),
-    case(
+    Group::Microsoft.case(
         "m29",
         "SmbdDataTransfer_NegativeParameter_DataLength_AgainstMaxReceiveSize",
         "3.1.5.9",
@@ -103,7 +93,7 @@ pub(super) const CASES: &[Case] = &[
          is a byte longer, for which the server terminates the connection",
         data_length_against_max_receive_size,
     ),
-    case(
+    Group::Microsoft.case(
         "m30",
         "SmbdDataTransfer_NegativeParameter_AgainstMaxFragmentedSize",
         "3.1.5.8",
@@ -111,7 +101,7 @@ pub(super) const CASES: &[Case] = &[
          and begins one that is a byte longer, for which the server terminates the connection",
         against_max_fragmented_size,
     ),
-    case(
+    Group::Microsoft.case(
         "m31",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_AgainstMaxFragmentedSize",
         "3.1.5.8",
@@ -119,7 +109,7 @@ pub(super) const CASES: &[Case] = &[
          the server terminates the connection",
         remaining_data_length_against_max_fragmented_size,
     ),
-    case(
+    Group::Microsoft.case(
         "m32",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_Zero",
         "3.1.5.8",
@@ -127,7 +117,7 @@ pub(super) const CASES: &[Case] = &[
          terminates the connection",
         remaining_data_length_zero,
     ),
-    case(
+    Group::Microsoft.case(
         "m33",
         "SmbdDataTransfer_NegativeParameter_RemainingDataLength_AgainstFragmentReassemblyRemaining",
         "3.1.5.8",
@@ -154,8 +144,7 @@ fn small_bytes(trial: &mut ServerTrial<'_>) -> Verdict {
     })?;
     script.check_answer(&request, &payload)?;
     script.expect_nothing()?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.5.8-13 test
@@ -164,8 +153,7 @@ fn small_bytes(trial: &mut ServerTrial<'_>) -> Verdict {
 fn moderate_bytes(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut script = trial.session()?;
     script.exchange(MODERATE_BYTES, 1000)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.5.8-21 test
@@ -174,16 +162,14 @@ fn variable_length_segment(trial: &mut ServerTrial<'_>) -> Verdict {
     let request = script.long_request(MODERATE_BYTES);
     script.send_in_all_lengths(&request)?;
     script.expect_answer(&request)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.5.8-21 test
 fn small_length_segment(trial: &mut ServerTrial<'_>) -> Verdict {
     let mut script = trial.session()?;
     script.exchange(MODERATE_BYTES, 1)?;
-    script.disconnect();
-    Ok(())
+    script.done()
 }
 
 //= SMBD-3.1.5.8-04 test
@@ -205,16 +191,12 @@ fn redundancy(trial: &mut ServerTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.4-07 test
 fn receive_max_receive_size(trial: &mut ServerTrial<'_>) -> Verdict {
     for max_receive_size in [128, 1364, 8192] {
-        let request = NegotiateRequest {
-            max_receive_size,
-            ..proposal()
-        };
+        let request = proposal_with(|request| request.max_receive_size = max_receive_size);
         let mut script = trial.connect()?;
         let response = script.negotiate(&request)?;
         let is_echo = script.is_echo();
         let message = script.request(if is_echo { 20_000 } else { 0 });
-        let size = script.max_payload();
-        script.send(&message, size)?;
+        script.send_whole(&message)?;
         let most = response.preferred_send_size.min(max_receive_size).max(128) - 24;
         let (mut answer, mut left) = (Vec::new(), None);
         while left != Some(0) {
@@ -328,10 +310,7 @@ fn max_fragmented_size(trial: &mut ServerTrial<'_>) -> Verdict<u32> {
 //= SMBD-3.1.5.8-05 test
 fn against_max_fragmented_size(trial: &mut ServerTrial<'_>) -> Verdict {
     let most = max_fragmented_size(trial)?;
-    let request = NegotiateRequest {
-        max_fragmented_size: most.max(131_072),
-        ..proposal()
-    };
+    let request = proposal_with(|request| request.max_fragmented_size = most.max(131_072));
     let mut script = trial.negotiated(&request)?;
     let size = script.max_payload();
     if most as usize <= script.longest_request() {
