@@ -25,11 +25,11 @@ pub struct Diagnosis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It works.
+    /// SMB Direct works.
     Works,
-    /// It does not work.
+    /// SMB Direct does not work.
     DoesNot,
-    /// It could not be checked.
+    /// The probes could not tell.
     Unknown,
 }
 
@@ -93,7 +93,7 @@ pub enum State {
     Fault,
     /// The probes could not determine it.
     Unknown,
-    /// It was not examined, or does not matter here.
+    /// The thing was not examined, or does not matter here.
     Skipped,
 }
 

@@ -63,7 +63,7 @@ pub(crate) enum Setting {
 /// Where a module of the kernel is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Module {
-    /// It is built into the kernel or loaded.
+    /// The module is built into the kernel or loaded.
     Present,
     /// A file that can be loaded.
     Loadable,
@@ -223,12 +223,12 @@ pub(crate) struct Server {
 /// The state of the kernel's SMB server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Ksmbd {
-    /// Its module is not loaded.
+    /// The module ksmbd is not loaded.
     #[default]
     Absent,
-    /// It is loaded, but its daemon does not run.
+    /// The module is loaded, but the daemon does not run.
     Stopped,
-    /// Its daemon runs, and the kernel's part has not started.
+    /// The daemon runs, and the kernel's part has not started.
     NotStarted,
     Running,
 }

@@ -225,7 +225,7 @@ impl PeerFacts {
     /// Checks that something happened when a timer was due.
     ///
     /// # Errors
-    /// It happened too early or too late.
+    /// The event came too early or too late.
     pub fn check_took(&self, what: &str, took: Duration, due: Duration) -> Verdict {
         let in_time = took + self.early >= due && took <= due + self.late;
         require(in_time, format!("{what} after {due:?}"), || {

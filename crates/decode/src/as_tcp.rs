@@ -70,7 +70,7 @@ pub struct AsTcp<W: Write> {
 pub struct AsTcpSummary {
     /// Connections of SMB Direct.
     pub connections: u64,
-    /// Their SMB messages.
+    /// SMB messages of those connections.
     pub messages: u64,
     /// Bytes that RDMA moved and that were put back into messages.
     pub put_back_bytes: u64,

@@ -19,7 +19,7 @@ pub(crate) struct Message {
     pub(crate) began: Position,
     pub(crate) ended: Position,
     pub(crate) protocol: Protocol,
-    /// Its first bytes, as far as they are kept; all of them if the capture has them.
+    /// The first bytes of the message, as far as they are kept; all of them if the capture has them.
     pub(crate) bytes: Vec<u8>,
     /// Bytes so far, and of the whole message.
     received: u64,

@@ -311,7 +311,7 @@ fn serialize_stream<S: Serializer>(
 /// A broken rule, and how it was broken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Broken {
-    /// Its id in `specs`.
+    /// The id of the rule in `specs`.
     pub rule: &'static str,
     /// The fields or the circumstance that break it.
     pub how: String,
@@ -603,11 +603,11 @@ pub struct RocePacket {
 /// The ICRC of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icrc {
-    /// It fits the packet.
+    /// The checksum fits the packet.
     Right,
-    /// It does not fit the packet.
+    /// The checksum does not fit the packet.
     Wrong,
-    /// It is not in the capture, or depends on headers that are not read.
+    /// The checksum is not in the capture, or depends on headers that are not read.
     Unknown,
 }
 
@@ -625,9 +625,9 @@ impl Serialize for Icrc {
 /// Whether the capture has a packet more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeated {
-    /// It is the first one with its number.
+    /// The packet is the first one with its number.
     No,
-    /// Its sender sent it again.
+    /// The sender sent the packet again.
     SentAgain,
     /// The network mirrored it more than once, so nothing was sent again.
     CapturedAgain,
@@ -651,7 +651,7 @@ pub enum Payload {
     Continued,
     /// A message of SMB2.
     Smb2 {
-        /// Its command.
+        /// The command of the message.
         command: Command,
         /// Whether it is a response.
         response: bool,

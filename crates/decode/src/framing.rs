@@ -47,7 +47,7 @@ pub(crate) enum Crc {
     Right,
     Zero,
     Wrong,
-    /// It is not in the capture.
+    /// The CRC is not in the capture.
     Unseen,
 }
 

@@ -48,9 +48,9 @@ struct State {
     /// Whether CRCs are in use.
     crc: Option<bool>,
     refused: bool,
-    /// It is expected to be iWARP, by its port or its content.
+    /// Whether the port or the content shows that the connection is iWARP.
     expected: bool,
-    /// It has been confirmed to be iWARP, and is reported.
+    /// Whether the connection is certainly iWARP, and is reported.
     confirmed: bool,
     /// The content that events carry.
     detail: Detail,

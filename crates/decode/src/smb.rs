@@ -15,7 +15,7 @@ use super::{
 /// A complete Send, or the part in the capture.
 #[derive(Debug, Default)]
 pub(super) struct Send {
-    /// Its first bytes; all of them if it is short.
+    /// The first bytes of the message; all of them if it is short.
     pub(super) head: Vec<u8>,
     pub(super) length: u64,
     pub(super) message_sequence_number: u32,

@@ -53,7 +53,7 @@ pub struct Streams {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainSmb {
     pub(crate) bytes: u64,
-    /// Its first and its last packet with data.
+    /// The first and the last packet with data.
     pub(crate) first: Position,
     pub(crate) last: Position,
 }

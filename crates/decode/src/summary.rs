@@ -80,9 +80,9 @@ pub struct RoceTotals {
 /// The number of times that a rule was broken, and the place of the first.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct BrokenRule {
-    /// Its id in `specs`.
+    /// The id of the rule in `specs`.
     pub rule: &'static str,
-    /// Its text there.
+    /// The text of the rule in `specs`.
     pub text: &'static str,
     /// How often it was broken.
     pub times: u64,

@@ -70,7 +70,7 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Reset {
     side: Side,
-    /// Its offset in the direction.
+    /// The offset of the RST in the direction.
     at: i64,
     /// The offset after the last byte of the direction that precedes the RST in the file. If later packets
     /// have bytes after this offset, the RST has not ended the connection, unless it was exactly in sequence.
@@ -91,7 +91,7 @@ struct Candidate {
 #[derive(Debug)]
 pub(crate) enum Another {
     No,
-    /// It is a SYN that does not belong to this connection, and does not end this connection.
+    /// The packet is a SYN that does not belong to this connection, and does not end it.
     Stray,
     /// The packet begins a connection, or continues the connection that this SYN has begun.
     Yes(Option<(Head, Position)>),

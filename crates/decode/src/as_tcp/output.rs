@@ -44,7 +44,7 @@ impl<W: Write> Output<W> {
     /// Writes the head of a file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The head cannot be written.
     pub(super) fn new(output: W) -> io::Result<Self> {
         let mut output = Self {
             writer: PcapNgWriter::new(output).map_err(reason)?,

@@ -24,7 +24,7 @@ pub struct Explanation {
 pub struct Verdict {
     /// The streams that it is about: those that move the data.
     pub streams: Vec<u32>,
-    /// Their time without idle time, in seconds.
+    /// The time of those streams without idle time, in seconds.
     pub seconds: f64,
     /// Bytes of data that they moved, by RDMA and in messages.
     pub bytes: u64,
@@ -44,13 +44,13 @@ pub struct CauseReport {
     pub cause: Cause,
     /// Seconds that it took.
     pub seconds: f64,
-    /// Its share of the time without idle time, from 0 to 1.
+    /// The share of the cause in the time without idle time, from 0 to 1.
     pub share: f64,
     /// What is wrong, in words.
     pub words: String,
     /// The figures that show it.
     pub figures: String,
-    /// Its longest intervals.
+    /// The longest intervals of the cause.
     pub evidence: Vec<Evidence>,
     /// The cure for each system.
     pub cures: Vec<[&'static str; 2]>,
@@ -63,7 +63,7 @@ pub struct Evidence {
     pub stream: u32,
     /// The frames before and after it.
     pub frames: [u64; 2],
-    /// Its duration.
+    /// The duration of the interval.
     pub seconds: f64,
 }
 
@@ -106,9 +106,9 @@ pub struct ConnectionReport {
 pub struct PhaseReport {
     /// The phase.
     pub phase: Phase,
-    /// Its seconds.
+    /// The seconds of the phase.
     pub seconds: f64,
-    /// Its share of the connection's time.
+    /// The share of the phase in the connection's time.
     pub share: f64,
 }
 
@@ -117,7 +117,7 @@ pub struct PhaseReport {
 pub struct RequestReport {
     /// READ, WRITE, `metadata` or `encrypted`.
     pub kind: &'static str,
-    /// Their size.
+    /// The range of their sizes, in words.
     pub size: &'static str,
     /// How many.
     pub requests: u64,
@@ -146,7 +146,7 @@ pub struct InMessages {
     pub reason: Option<Reason>,
     /// How many.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of data in them.
     pub bytes: u64,
 }
 
@@ -200,7 +200,7 @@ pub struct PathReport {
 pub struct SessionReport {
     /// SessionId.
     pub session: u64,
-    /// Its streams.
+    /// The streams of the session.
     pub streams: Vec<u32>,
     /// The bytes of data of each.
     pub bytes: Vec<u64>,

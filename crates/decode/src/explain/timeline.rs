@@ -105,9 +105,9 @@ pub(super) enum Stage {
     Response,
     /// Between two RDMA operations of the request.
     Between,
-    /// It was answered in sight.
+    /// The answer was seen.
     Done,
-    /// Its answer cannot be seen.
+    /// The answer cannot be seen.
     Hidden,
     /// The connection or the capture ended without its answer.
     Unanswered,

@@ -17,7 +17,7 @@ use super::super::{
 /// A packet, as far as it is in the capture.
 #[derive(Debug)]
 pub(super) struct Packet {
-    /// Its place in the capture.
+    /// The place of the packet in the capture.
     pub(super) position: Position,
     pub(super) bth: Bth,
     pub(super) extended: Extended,
