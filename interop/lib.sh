@@ -74,6 +74,58 @@ begin() {
   done
 }
 
+# begin_alone TOOL...: for a case without guests: skips it if root or a tool is missing, and creates the working directory
+# and a namespace with a loopback interface. Sets $bin, and $SMBDIRECT_PRELOAD for `smbdirect run`.
+begin_alone() {
+  [ "$(id -u)" = 0 ] || skip "network namespaces need root"
+  local tool
+  for tool in ip ss "$@"; do
+    command -v "$tool" >/dev/null || skip "$tool is not installed"
+  done
+  bin=${SMBDIRECT_BIN:-$repository/target/debug/smbdirect}
+  [ -n "${SMBDIRECT_BIN:-}" ] || (cd "$repository" && cargo build --quiet --locked -p smbdirect-cli)
+  use_preload
+  work=${SMBDIRECT_KEEP:+$SMBDIRECT_KEEP/$case_name}
+  [ -n "$work" ] || work=$(mktemp -d -t "smbdirect-$case_name.XXXXXX")
+  mkdir -p "$work"
+  trap end EXIT
+  trap 'exit 130' INT TERM
+  ip netns add "$ns"
+  ip -n "$ns" link set lo up
+}
+
+# use_preload: builds the library of `smbdirect run` if it is not next to the command, and exports its path.
+use_preload() {
+  local library=${SMBDIRECT_PRELOAD:-$(dirname "$bin")/libsmbdirect_preload.so}
+  [ -e "$library" ] || (cd "$repository" && cargo build --quiet --locked -p smbdirect-preload)
+  [ -e "$library" ] || library=$repository/target/debug/libsmbdirect_preload.so
+  export SMBDIRECT_PRELOAD=$library
+}
+
+# judges NAME COMMAND...: runs the command, which installs the programs of others, in a folder that stays between runs;
+# its path is $installed. The status is not 0 if that fails, or if this is the quick form and they are not there.
+judges() {
+  installed=${CARGO_TARGET_DIR:-$repository/target}/judges/$1
+  [ ! -e "$installed/complete" ] || return 0
+  [ "$quick" != quick ] || return 1
+  mkdir -p "$installed"
+  (cd "$installed" && "${@:2}" >log 2>&1 && touch complete)
+}
+
+# build_strict_server: builds the program of interop/strict-server, and sets $strict_server to its path.
+build_strict_server() {
+  local target=${CARGO_TARGET_DIR:-$repository/target}/strict
+  strict_server=$target/debug/smbdirect-strict-server
+  if [ "$quick" = quick ]; then
+    [ -x "$strict_server" ] || { say "skipped: the quick form does not build interop/strict-server"; return 1; }
+  else
+    (cd "$repository/interop/strict-server" && CARGO_TARGET_DIR=$target cargo build --quiet --locked)
+  fi
+}
+
+# with_pip PACKAGE==VERSION...: makes an environment of Python with these packages.
+with_pip() { python3 -m venv . && bin/pip install --quiet "$@"; }
+
 # end [STATUS]: runs on every exit and removes everything. Logs stay if the case failed or SMBDIRECT_KEEP is set. A case
 # with a trap of its own gives the status of the exit.
 end() {

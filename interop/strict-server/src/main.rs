@@ -1,8 +1,8 @@
-//! An SMB server that others wrote, which keeps to the letter of [MS-SMB2]: it serves a folder as the share `share` to the
-//! user `lab` with the password `lab`, and to guests as `public`.
+//! An SMB server that others wrote, which keeps to the letter of [MS-SMB2]: it serves each folder as a share of its name to
+//! the user `root` with the password `lab`, and the first one to guests as `public`.
 //!
 //! ```text
-//!   smbdirect-strict-server ADDRESS FOLDER
+//!   smbdirect-strict-server ADDRESS FOLDER...
 //! ```
 #![forbid(unsafe_code)]
 
@@ -12,16 +12,21 @@ use smb_server::{Access, LocalFsBackend, Share, SmbServer};
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, folder] = &arguments[..] else {
+    let [address, first, ..] = &arguments[..] else {
         anyhow::bail!("give ADDRESS and FOLDER");
     };
-    let folder = || LocalFsBackend::new(folder).context("the folder cannot be served");
-    let server = SmbServer::builder()
+    let served = |folder: &str| {
+        LocalFsBackend::new(folder).with_context(|| format!("{folder} cannot be served"))
+    };
+    let mut server = SmbServer::builder()
         .listen(address.parse()?)
-        .user("lab", "lab")
-        .share(Share::new("share", folder()?).user("lab", Access::ReadWrite))
-        .share(Share::new("public", folder()?).public())
-        .build()?;
+        .user("root", "lab")
+        .share(Share::new("public", served(first)?).public());
+    for folder in &arguments[1..] {
+        let name = folder.rsplit('/').next().unwrap_or(folder);
+        server = server.share(Share::new(name, served(folder)?).user("root", Access::ReadWrite));
+    }
+    let server = server.build()?;
     server.bind().await?;
     println!("listening on {address}");
     server.serve().await?;
