@@ -107,9 +107,9 @@ use_preload() {
 judges() {
   installed=${CARGO_TARGET_DIR:-$repository/target}/judges/$1
   [ ! -e "$installed/complete" ] || return 0
-  [ "$quick" != quick ] || return 1
+  [ "$quick" != quick ] || { say "skipped: the quick form does not install $1"; return 1; }
   mkdir -p "$installed"
-  (cd "$installed" && "${@:2}" >log 2>&1 && touch complete)
+  (cd "$installed" && "${@:2}" >log 2>&1 && touch complete) || { skip_part "$1 is not installed: $(tail -1 "$installed/log")"; return 1; }
 }
 
 # build_strict_server: builds the program of interop/strict-server, and sets $strict_server to its path.
