@@ -129,8 +129,7 @@ impl Check {
             return Err(usage("--password-fd needs --user"));
         }
         if let (Some(target), Some(user)) = (&mut target, user) {
-            let asking = password(user, self.password_fd.as_ref());
-            let password = signals::unless_interrupted(asking).await?;
+            let password = password(user, self.password_fd.as_ref()).await?;
             let user = user.to_owned();
             target.account = Some(Account::Password { user, password });
         }

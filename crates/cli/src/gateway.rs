@@ -383,7 +383,7 @@ impl Signals {
         Self {
             // First, because without a handler they end the process.
             requests: Requests::new(),
-            interrupted: Interrupted::new(),
+            interrupted: Interrupted::of_service(),
         }
     }
 

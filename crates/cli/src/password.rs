@@ -19,7 +19,8 @@ pub(crate) use system::Descriptor;
 /// environment, or else what the user types at the terminal of the process.
 ///
 /// # Errors
-/// The descriptor cannot be read, there is no terminal to ask on, or the password is not UTF-8.
+/// The descriptor cannot be read, there is no terminal to ask on, the password is not UTF-8, or a signal ended the
+/// wait.
 ///
 /// # Cancel safety
 /// If the future is dropped while it asks, the terminal shows again what is typed.
@@ -105,6 +106,7 @@ mod system {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::signals::{Interrupted, unless};
 
     /// A copy of a descriptor that the parent of this process has opened. It is made when the command line is
     /// parsed, before this process opens descriptors, which would get the number if the parent left it free.
@@ -137,12 +139,13 @@ mod system {
         /// Reads a line, from where the descriptor stands.
         pub(super) async fn line(&self) -> Result<Vec<u8>> {
             let copy = self.copy.clone();
-            line_in_thread(move || next_byte(&copy)).await
+            line_in_thread(Interrupted::new(), move || next_byte(&copy)).await
         }
     }
 
-    /// Reads a line in a thread, which the end of the process ends, so that the future can be dropped.
+    /// Reads a line, up to a signal. The thread that reads ends with the process.
     async fn line_in_thread(
+        mut interrupted: Interrupted,
         next: impl FnMut() -> io::Result<Option<u8>> + Send + 'static,
     ) -> Result<Vec<u8>> {
         let (answer, answered) = oneshot::channel();
@@ -150,7 +153,8 @@ mod system {
             // An error means that nobody waits any more.
             let _ = answer.send(read_line(next));
         });
-        answered.await.context("no thread reads it")?
+        let line = async { answered.await.context("no thread reads it")? };
+        Ok(unless(&mut interrupted, line).await?)
     }
 
     /// Copies a descriptor. Only unsafe code can take one by its number; the kernel copies one that a process sends to
@@ -204,9 +208,11 @@ mod system {
     pub(super) async fn ask(prompt: &str) -> Result<Vec<u8>> {
         let opened = File::options().read(true).write(true).open("/dev/tty");
         let mut terminal = opened.map_err(no_terminal)?;
+        // First, because without a handler a signal leaves the terminal silent.
+        let interrupted = Interrupted::new();
         let silent = Silent::new(terminal.try_clone()?)?;
         terminal.write_all(prompt.as_bytes())?;
-        let typed = line_in_thread(move || next_byte(&terminal)).await;
+        let typed = line_in_thread(interrupted, move || next_byte(&terminal)).await;
         drop(silent);
         typed
     }
@@ -221,11 +227,10 @@ mod system {
         fn new(terminal: File) -> io::Result<Self> {
             let before = tcgetattr(&terminal)?;
             let mut modes = before.clone();
-            // The kernel edits the line. Ctrl-C is a signal, for which the command waits; at Ctrl-\ and Ctrl-Z the
-            // terminal would stay silent.
+            // The kernel edits the line. Ctrl-C is a signal, for which the command waits; at Ctrl-Z the terminal
+            // would stay silent.
             modes.local_modes -= LocalModes::ECHO;
             modes.local_modes |= LocalModes::ECHONL | LocalModes::ICANON | LocalModes::ISIG;
-            modes.special_codes[SpecialCodeIndex::VQUIT] = DISABLED;
             modes.special_codes[SpecialCodeIndex::VSUSP] = DISABLED;
             tcsetattr(&terminal, OptionalActions::Flush, &modes)?;
             Ok(Self { terminal, before })

@@ -1,4 +1,4 @@
-//! Waits for SIGINT and SIGTERM, and on Windows for Ctrl-C and Ctrl-Break, to end commands gracefully.
+//! Waits for the signals that end a process, and on Windows for Ctrl-C and Ctrl-Break, to end commands gracefully.
 
 use std::{future::Future, io, pin::pin};
 #[cfg(unix)]
@@ -20,6 +20,8 @@ pub(crate) struct Interrupted {
 }
 
 impl Interrupted {
+    /// Waits for the signals that end a process and that a program can handle.
+    ///
     /// # Panics
     /// The system refuses signal handlers, which does not happen on supported systems.
     pub(crate) fn new() -> Self {
@@ -27,12 +29,12 @@ impl Interrupted {
         Self { signals, count: 0 }
     }
 
-    /// Waits also for the signals that end a transfer of a file.
+    /// Waits for SIGINT and SIGTERM: others mean something else to a service, as [`Requests`] says.
     ///
     /// # Panics
     /// Those of `new`.
-    pub(crate) fn for_files() -> Self {
-        let signals = Signals::for_files().expect("the signals can be handled");
+    pub(crate) fn of_service() -> Self {
+        let signals = Signals::of_service().expect("the signals can be handled");
         Self { signals, count: 0 }
     }
 
@@ -53,7 +55,6 @@ impl Interrupted {
     }
 }
 
-/// SIGINT and SIGTERM, and for files SIGHUP and SIGQUIT.
 #[cfg(unix)]
 #[derive(Debug)]
 struct Signals(Vec<tokio::signal::unix::Signal>);
@@ -68,18 +69,19 @@ struct Signals {
 
 #[cfg(unix)]
 impl Signals {
+    /// Without SIGHUP if the process ignores it, as under nohup. A file that exceeds the limit of the process becomes
+    /// an error of its write (SIGXFSZ).
     fn new() -> io::Result<Self> {
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
-        Ok(Self(
-            kinds.map(signal).into_iter().collect::<Result<_, _>>()?,
-        ))
-    }
-
-    /// Adds SIGQUIT, and SIGHUP unless the process ignores it, as under nohup. A file that exceeds the limit of the
-    /// process becomes an error of its write (SIGXFSZ).
-    fn for_files() -> io::Result<Self> {
-        let mut signals = Self::new()?;
-        signals.0.push(signal(SignalKind::quit())?);
+        let mut signals = Self::of_service()?;
+        let more = [
+            SignalKind::quit(),
+            SignalKind::alarm(),
+            SignalKind::user_defined1(),
+            SignalKind::user_defined2(),
+        ];
+        for kind in more {
+            signals.0.push(signal(kind)?);
+        }
         if !ignores_hangup() {
             signals.0.push(signal(SignalKind::hangup())?);
         }
@@ -88,6 +90,13 @@ impl Signals {
             nix::sys::signal::Signal::SIGXFSZ as i32,
         ))?);
         Ok(signals)
+    }
+
+    fn of_service() -> io::Result<Self> {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        Ok(Self(
+            kinds.map(signal).into_iter().collect::<Result<_, _>>()?,
+        ))
     }
 
     async fn recv(&mut self) {
@@ -127,7 +136,7 @@ impl Signals {
         })
     }
 
-    fn for_files() -> io::Result<Self> {
+    fn of_service() -> io::Result<Self> {
         Self::new()
     }
 

@@ -77,7 +77,7 @@ impl Get {
         let report = Report::new(self.options.common.json);
         let destination = self.destination()?;
         let place = &self.place;
-        let mut interrupted = Interrupted::for_files();
+        let mut interrupted = Interrupted::new();
         let opening = self.options.open(place, self.messages, &report);
         let session = unless(&mut interrupted, opening).await?;
         let got = self.fetch(&session, &destination, &report, &mut interrupted);

@@ -379,3 +379,33 @@ impl Source {
         of_kind(Kind::File, anyhow!("{shown} cannot be read: {error}"))
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    /// A file in memory can have no name, as one on a file system without links.
+    #[test]
+    fn a_file_that_cannot_be_linked_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("copy");
+        let nameless: OwnedFd = memfd_create("nameless", MemfdFlags::CLOEXEC).unwrap();
+        let mut nameless = File::from(nameless);
+        let bytes: Vec<u8> = (0..100_000_u32).map(|number| number as u8).collect();
+        nameless.write_all(&bytes).unwrap();
+        nameless::name(&nameless, &path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+
+        fs::write(&path, "of another").unwrap();
+        let error = nameless::name(&nameless, &path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"of another");
+        // A file that is too long for the file system of the copy leaves nothing.
+        let missing = folder.path().join("missing/copy");
+        assert!(nameless::name(&nameless, &missing).is_err());
+    }
+}

@@ -77,7 +77,7 @@ impl Put {
         if self.place.is_directory {
             source.name()?;
         }
-        let mut interrupted = Interrupted::for_files();
+        let mut interrupted = Interrupted::new();
         let opening = self.options.open(&self.place, self.messages, &report);
         let session = unless(&mut interrupted, opening).await?;
         let stored = self.store(&session, &mut source, &report, &mut interrupted);

@@ -119,7 +119,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn new() -> Self {
+    fn new(command_line: &str) -> Self {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
@@ -128,7 +128,7 @@ impl Asked {
             .into_string()
             .unwrap();
         let open = || File::options().read(true).write(true).open(&name).unwrap();
-        let script = format!("exec \"$smbdirect\" {LOGIN} </dev/null");
+        let script = format!("exec \"$smbdirect\" {command_line} </dev/null");
         let mut command = Command::new("setsid");
         command
             .args(["--ctty", "bash", "-c", &script])
@@ -176,7 +176,7 @@ fn a_process_without_a_terminal_is_told_what_to_do() {
 
 #[test]
 fn a_terminal_that_is_not_stdin_is_asked() {
-    let mut asked = Asked::new();
+    let mut asked = Asked::new(LOGIN);
     asked.terminal.write_all(b"wrong\x15secret\n").unwrap();
     let slave = asked.slave.try_clone().unwrap();
     asked.running.finish().failed(1, HAS_PASSWORD);
@@ -188,17 +188,38 @@ fn a_terminal_that_is_not_stdin_is_asked() {
     );
 }
 
+/// The command lines that ask for a password.
+const ASKING: [&str; 5] = [
+    LOGIN,
+    "ls //127.0.0.1:1 --user me",
+    "get //127.0.0.1:1/share/file /tmp --user me",
+    "put Cargo.toml //127.0.0.1:1/share/ --user me",
+    "check 127.0.0.1:1 --user me",
+];
+
 #[test]
-fn a_signal_ends_the_question_and_restores_the_echo() {
-    for signal in ["TERM", "INT", "Ctrl-C"] {
-        let mut asked = Asked::new();
-        match signal {
-            "Ctrl-C" => asked.terminal.write_all(b"sec\x03").unwrap(),
-            signal => asked.running.signal(signal),
+fn whatever_ends_the_question_restores_the_echo() {
+    for line in ASKING {
+        for signal in ["INT", "TERM", "HUP", "QUIT", "ALRM", "USR1", "USR2"] {
+            let asked = Asked::new(line);
+            asked.running.signal(signal);
+            let slave = asked.slave.try_clone().unwrap();
+            asked.running.finish().failed(1, "interrupted");
+            let modes = tcgetattr(&slave).unwrap().local_modes;
+            assert!(modes.contains(LocalModes::ECHO), "{line}: {signal}");
         }
-        let slave = asked.slave.try_clone().unwrap();
-        asked.running.finish().failed(1, "interrupted");
-        let modes = tcgetattr(&slave).unwrap().local_modes;
-        assert!(modes.contains(LocalModes::ECHO), "{signal}");
+        // Ctrl-C, Ctrl-\, and the end of the input.
+        for (typed, says) in [
+            (&b"sec\x03"[..], "interrupted"),
+            (b"sec\x1c", "interrupted"),
+            (b"\x04", "the input is at its end"),
+        ] {
+            let mut asked = Asked::new(line);
+            asked.terminal.write_all(typed).unwrap();
+            let slave = asked.slave.try_clone().unwrap();
+            asked.running.finish().failed(1, says);
+            let modes = tcgetattr(&slave).unwrap().local_modes;
+            assert!(modes.contains(LocalModes::ECHO), "{line}: {typed:?}");
+        }
     }
 }
