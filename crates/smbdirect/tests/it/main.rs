@@ -7,8 +7,6 @@
 mod captures;
 mod conform;
 #[cfg(feature = "tokio")]
-mod conformance;
-#[cfg(feature = "tokio")]
 mod connection;
 #[cfg(feature = "tokio")]
 mod delivery;
@@ -16,19 +14,12 @@ mod delivery;
 mod examples;
 #[cfg(feature = "tokio")]
 mod futures;
-#[cfg(feature = "tokio")]
-mod iwarp_startup;
-mod iwarp_stream;
-#[cfg(feature = "tokio")]
-mod iwarp_tcp;
 mod literal;
 mod pair;
 #[cfg(feature = "tokio")]
 mod registration;
-mod roce_captures;
 #[cfg(feature = "tokio")]
 mod roce_runtimes;
-mod roce_swarm;
 #[cfg(feature = "tokio")]
 mod stalls;
 #[cfg(all(unix, feature = "tokio"))]

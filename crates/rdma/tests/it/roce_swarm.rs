@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     roce::{
         Psn, QueuePair, QueuePairSettings,
         icrc::{self, DatagramHeader, FlowIcrc},
@@ -76,7 +76,7 @@ fn run_seeds(name: &str, play: impl Fn(u64) -> (Counts, Duration) + panic::RefUn
             }
             Err(cause) => {
                 eprintln!(
-                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect --test it {name}"
+                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect-rdma --test it {name}"
                 );
                 panic::resume_unwind(cause);
             }

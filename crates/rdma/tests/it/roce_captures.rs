@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::Ipv4Addr, path::Path};
 
 use bytes::{Bytes, BytesMut};
 use pcap_file::pcap::PcapReader;
-use smbdirect::rdma::roce::{
+use smbdirect_rdma::roce::{
     icrc::{self, DatagramHeader, IpHeader},
     packet::{DecodeError, Extended, Opcode, Packet, Syndrome, UDP_PORT},
 };
@@ -17,7 +17,7 @@ const UDP_LENGTH: usize = 8;
 /// Returns the headers and the UDP payload of each RoCEv2 packet of a capture.
 fn packets(name: &str) -> Vec<(DatagramHeader, Bytes)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/captures")
+        .join("../smbdirect/tests/captures")
         .join(name);
     let mut reader = PcapReader::new(fs::File::open(path).unwrap()).unwrap();
     let mut found = Vec::new();

@@ -7,12 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use smbdirect::rdma::{
+use smbdirect_provider_suite::{Capabilities, Fabric, conformance};
+use smbdirect_rdma::{
     iwarp::{Iwarp, IwarpConfig},
     loopback::Loopback,
     roce::{Roce, RoceConfig},
 };
-use smbdirect_provider_suite::{Capabilities, Fabric, conformance};
 
 conformance!(loopback, Fabric::new(Loopback::new()));
 conformance!(iwarp, {

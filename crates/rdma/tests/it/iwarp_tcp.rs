@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     Direction,
     iwarp::{
         FpduAlignment, Iwarp, IwarpConfig, MpaCrc, Tap,

@@ -5,7 +5,7 @@ use std::{future::poll_fn, io::ErrorKind, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc};
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     iwarp::{Iwarp, IwarpConfig, MpaCrc, Rtr},
     provider::{AcceptRequest, ConnectRequest, Connected, Provider},
     work::{Completion, Inline, ProviderError, ProviderErrorKind, WorkId, WorkRequest},

@@ -10,7 +10,7 @@ use std::io::IoSlice;
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
-use smbdirect::rdma::{
+use smbdirect_rdma::{
     iwarp::{
         Rtr, Stream, StreamConfig,
         ddp::{Header, Tagged, Untagged},
