@@ -139,9 +139,10 @@ impl Default for Inline {
     }
 }
 
+/// Shows the number of bytes, and not the bytes, which may be those of a message.
 impl fmt::Debug for Inline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:02x?}", self.as_slice())
+        ByteCount(self.len()).fmt(f)
     }
 }
 
@@ -157,7 +158,6 @@ impl fmt::Debug for ByteCount {
 }
 
 /// A request for a queue pair to do something.
-#[derive(Debug)]
 pub enum WorkRequest {
     /// Accepts `count` Sends of at most `length` bytes each from the peer.
     Receive {
@@ -200,6 +200,44 @@ pub enum WorkRequest {
     },
 }
 
+/// Shows the number of bytes in each buffer, and not the bytes.
+impl fmt::Debug for WorkRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Receive { id, length, count } => f
+                .debug_struct("Receive")
+                .field("id", id)
+                .field("length", length)
+                .field("count", count)
+                .finish(),
+            Self::Send {
+                id,
+                header,
+                payload,
+                invalidate,
+            } => f
+                .debug_struct("Send")
+                .field("id", id)
+                .field("header", header)
+                .field("payload", &ByteCount(payload.len()))
+                .field("invalidate", invalidate)
+                .finish(),
+            Self::Read { id, from, into } => f
+                .debug_struct("Read")
+                .field("id", id)
+                .field("from", from)
+                .field("into", &ByteCount(into.len()))
+                .finish(),
+            Self::Write { id, data, to } => f
+                .debug_struct("Write")
+                .field("id", id)
+                .field("data", &ByteCount(data.len()))
+                .field("to", to)
+                .finish(),
+        }
+    }
+}
+
 impl WorkRequest {
     /// Returns the identifier of the work request.
     #[inline]
@@ -236,7 +274,6 @@ impl WorkRequest {
 /// completion, exactly once.
 // With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load
 // 16 bytes, and such a load stalls if the bytes were not stored together.
-#[derive(Debug)]
 #[cfg_attr(not(doc), repr(u32))]
 pub enum Completion {
     /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with the other
@@ -280,6 +317,41 @@ pub enum Completion {
     },
     /// The connection has ended.
     Disconnected(Disconnect),
+}
+
+/// Shows the number of bytes in each buffer, and not the bytes.
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Head(head) => f.debug_tuple("Head").field(head).finish(),
+            Self::Received {
+                id,
+                message,
+                invalidated,
+            } => f
+                .debug_struct("Received")
+                .field("id", id)
+                .field("message", &ByteCount(message.len()))
+                .field("invalidated", invalidated)
+                .finish(),
+            Self::Sent { id } => f.debug_struct("Sent").field("id", id).finish(),
+            Self::Read { id, buffer } => f
+                .debug_struct("Read")
+                .field("id", id)
+                .field("buffer", &ByteCount(buffer.len()))
+                .finish(),
+            Self::Written { id } => f.debug_struct("Written").field("id", id).finish(),
+            Self::Flushed { id, buffer } => f
+                .debug_struct("Flushed")
+                .field("id", id)
+                .field(
+                    "buffer",
+                    &buffer.as_ref().map(|buffer| ByteCount(buffer.len())),
+                )
+                .finish(),
+            Self::Disconnected(how) => f.debug_tuple("Disconnected").field(how).finish(),
+        }
+    }
 }
 
 /// The way to end a connection.

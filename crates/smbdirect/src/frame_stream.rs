@@ -1,7 +1,7 @@
 //! [`FrameStream`]: a connection as a stream of bytes, for programs that speak SMB over TCP.
 
 use std::{
-    io,
+    fmt, io,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -35,7 +35,6 @@ use crate::{
 /// - **Reading** ends with the end of the stream when either end has closed the connection between two messages, and
 ///   fails with the error of the connection otherwise: `UnexpectedEof` in the middle of a message. A message of 16 MiB or more does not fit a frame: it aborts the connection, and nothing
 ///   is read any more. It can only arrive if `max_fragmented_receive_size` allows it.
-#[derive(Debug)]
 pub struct FrameStream {
     connection: Connection,
     /// What was written and not submitted.
@@ -49,6 +48,15 @@ pub struct FrameStream {
     is_within_message: bool,
     /// A message did not fit a frame, so the rest of it and all after it cannot be read.
     is_unreadable: bool,
+}
+
+/// Shows the connection, and not the bytes of messages.
+impl fmt::Debug for FrameStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameStream")
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Connection {

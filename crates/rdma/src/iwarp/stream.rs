@@ -12,7 +12,7 @@
 //! [`transmit_slices`](Stream::transmit_slices) and [`poll_completion`](Stream::poll_completion)
 //! still return something.
 
-use std::io::IoSlice;
+use std::{fmt, io::IoSlice};
 
 #[cfg(feature = "tokio")]
 use super::alignment::Cut;
@@ -32,7 +32,6 @@ use crate::{
 };
 
 /// The state machine of an established stream, which does no I/O and has no clock.
-#[derive(Debug)]
 pub struct Stream {
     transmit: Transmit,
     receive: Receive,
@@ -52,6 +51,17 @@ pub struct Stream {
     ended: Option<Disconnect>,
     /// Whether the end was reported.
     reported: bool,
+}
+
+/// Shows the state of the stream, and not the bytes of messages.
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("room", &self.room())
+            .field("closing", &self.closing)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The most bytes that one read discards.

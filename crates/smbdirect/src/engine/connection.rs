@@ -28,7 +28,7 @@
 //!
 //! A connection logs in the tracing span that is current when the connection is created.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{collections::VecDeque, fmt, time::Instant};
 
 #[cfg(feature = "tokio")]
 use tracing::Span;
@@ -58,7 +58,6 @@ use crate::{
 };
 
 /// One SMB Direct connection, without I/O.
-#[derive(Debug)]
 pub struct Connection {
     config: Config,
     role: Role,
@@ -94,6 +93,17 @@ pub struct Connection {
     statistics: Statistics,
     stalls: Stalls,
     log: Log,
+}
+
+/// Shows the state of the connection, and not the bytes of messages.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("role", &self.role)
+            .field("credits", &self.credits())
+            .field("statistics", &self.statistics)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Connection.Role, each with the data it needs (3.1.1.1).
