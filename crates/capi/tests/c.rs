@@ -480,7 +480,7 @@ fn end_within_a_message_is_an_error() {
     run("cut");
 }
 
-/// A slow receiver loses nothing.
+/// An end that pauses loses nothing. PAUSE_MS in the environment makes the pauses longer, up to 30 s.
 #[test]
 fn messages_wait_for_a_receiver_that_pauses() {
     run("pauses");

@@ -57,6 +57,12 @@ fn python_buffers_move_without_a_copy() {
     python(&["tests/test_buffers.py"], &[]);
 }
 
+/// PAUSE_MS in the environment makes the pauses longer.
+#[test]
+fn python_ends_pause_and_lose_nothing() {
+    python(&["tests/test_pauses.py"], &[]);
+}
+
 /// AddressSanitizer checks the memory of Python and of the library that is allocated, freed and moved.
 #[test]
 fn python_objects_are_clean_under_the_address_sanitizer() {

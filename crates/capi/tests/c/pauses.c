@@ -1,97 +1,184 @@
-/* The receiver pauses for longer than the Send Credit Grant Timer permits a message to wait: the sender waits, and every
- * message arrives. Whole messages, and the frames of a stream. */
+/* An end pauses for longer than the Send Credit Grant Timer permits a message to wait: the other end waits, the memory
+ * stays within its bound, and every message arrives. PAUSE_MS is the time, 1000 without it. Each case is a process. */
 #include "common.h"
 #include "check.h"
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-enum { LENGTH = 1 << 20, COUNT = 40 };
+/* Config::receive_buffer() of the default settings, and what a message costs there beyond its bytes. */
+enum { RECEIVE_BUFFER = 8404992, OVERHEAD = 128, MEBIBYTE = 1 << 20 };
+/* Config::receive_memory() of the default settings is 14.4 MiB. The sender has copies of a message, and allocators and
+ * the buffers of a socket take some more. */
+enum { MEMORY_LIMIT_KIB = 24 << 10 };
+/* Messages before the sender pauses, and after it. */
+enum { COUNT = 40 };
 
-static const size_t lengths[] = { 1, 1364, 60000, LENGTH };
-static struct smbdirect_connection *client, *server;
-static char memory[4 + LENGTH], room[LENGTH];
-static int fd;
+static const char *const transports[] = { "iwarp", "roce", "loopback" };
+static const size_t lengths[] = { 1, 4096, 65536, MEBIBYTE };
+static const struct timespec millisecond = { 0, 1000000 };
 
-/* 10 MiB in all, which is more than the receiver buffers. */
-static size_t length_of(int number)
+static size_t length;
+static int fd, sender_pauses;
+static long pause_ms;
+static struct smbdirect_connection *client;
+static atomic_long sent;
+static atomic_int stops;
+
+static void pause_for(long milliseconds)
 {
-    return lengths[number % 4];
+    for (long i = 0; i < milliseconds; i++)
+        nanosleep(&millisecond, NULL);
 }
 
-static void *send_messages(void *error)
+/* Returns a line of /proc/self/status, which is in KiB, or 0 where it does not exist. */
+static long status_kib(const char *name)
 {
-    for (int i = 0; i < COUNT; i++) {
-        struct iovec part = { memory, length_of(i) };
-        if (smbdirect_send(client, &part, 1, -1, error) != 0)
-            fail("send", error);
-    }
-    return NULL;
+    FILE *file = fopen("/proc/self/status", "r");
+    char line[256];
+    long value = 0;
+
+    while (file != NULL && value == 0 && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, strlen(name)) == 0)
+            value = atol(line + strlen(name) + 1);
+    if (file != NULL)
+        fclose(file);
+    return value;
 }
 
-static void *write_frames(void *error)
+static void write_all(const char *from, size_t count)
 {
-    (void)error;
-    for (int i = 0; i < COUNT; i++) {
-        size_t length = length_of(i), done = 0;
-        unsigned char header[4] = { 0, length >> 16 & 255, length >> 8 & 255, length & 255 };
-        memcpy(memory, header, 4);
-        while (done < 4 + length) {
-            ssize_t written = write(fd, memory + done, 4 + length - done);
-            if (written <= 0) {
-                perror("write");
-                exit(1);
-            }
-            done += (size_t)written;
+    while (count > 0) {
+        ssize_t written = write(fd, from, count);
+        if (written <= 0) {
+            perror("write");
+            exit(1);
         }
+        from += written;
+        count -= (size_t)written;
     }
-    return NULL;
 }
 
-static void pause_and_receive(const char *transport, void *(*sends)(void *))
+/* Sends message `number`, whose bytes tell the number. A frame may have a pause in its middle. */
+static void send_one(long number, int pauses)
 {
-    struct smbdirect_error error = { 0 }, of_thread = { 0 };
-    struct smbdirect_option options[] = { { "credit_grant_timeout_ms", "300" } };
+    static char frame[4 + MEBIBYTE];
+    struct smbdirect_error error = { 0 };
+    struct iovec part = { frame + 4, length };
+    unsigned char header[4] = { 0, length >> 16 & 255, length >> 8 & 255, length & 255 };
+
+    memcpy(frame, header, 4);
+    memset(frame + 4, (int)(number & 255), length);
+    if (fd >= 0) {
+        write_all(frame, (4 + length) / 2);
+        if (pauses)
+            pause_for(pause_ms);
+        write_all(frame + (4 + length) / 2, 4 + length - (4 + length) / 2);
+    } else {
+        if (pauses)
+            pause_for(pause_ms);
+        CHECK(smbdirect_send(client, &part, 1, -1, &error) == 0);
+    }
+    sent++;
+}
+
+static void *send_all(void *unused)
+{
+    struct smbdirect_error error = { 0 };
+
+    for (long i = 0; sender_pauses ? i < 2 * COUNT : !stops; i++)
+        send_one(i, sender_pauses && i == COUNT);
+    if (fd >= 0)
+        close(fd);
+    else
+        CHECK(smbdirect_close(client, -1, &error) == 0);
+    return unused;
+}
+
+/* Pauses after the sender has begun to wait, and checks that it waits for the whole time. */
+static void pause_receiver(void)
+{
+    struct smbdirect_error error = { 0 };
+    long before;
+
+    do {
+        before = sent;
+        pause_for(500);
+    } while (before == 0 || sent != before);
+    pause_for(pause_ms);
+    CHECK(sent == before);
+    /* The frames of a stream are also in two sockets of the system and in one message of each end. */
+    CHECK(sent * (long)(length + OVERHEAD) <= RECEIVE_BUFFER + (fd >= 0 ? 4 : 2) * MEBIBYTE);
+    stops = 1;
+}
+
+/* Runs one case, in a process of its own. */
+static void run(int number, const char *transport, int is_stream)
+{
+    static char room[MEBIBYTE];
+    struct smbdirect_error error = { 0 };
     struct smbdirect_settings settings = settings_of(transport);
+    struct smbdirect_option option = { "credit_grant_timeout_ms", pause_ms < 16000 ? "300" : "5000" };
     struct smbdirect_listener *listener;
+    struct smbdirect_connection *server;
+    struct iovec into = { room, sizeof room };
     char address[SMBDIRECT_ADDRESS_LENGTH];
     pthread_t thread;
+    int64_t got;
+    long received = 0;
 
-    settings.options = options;
+    settings.options = &option;
     settings.options_count = 1;
-    settings.receive_credit_max = 20;
-    const char *any = strcmp(transport, "roce") == 0 ? "127.0.77.3:0" : "127.0.0.1:0";
-    CHECK(smbdirect_listen(NULL, any, &settings, &listener, &error) == 0);
+    /* Each process has an address for its UDP port. */
+    snprintf(address, sizeof address, "127.0.%d.1:0", strcmp(transport, "roce") == 0 ? 100 + number : 0);
+    CHECK(smbdirect_listen(NULL, address, &settings, &listener, &error) == 0);
     CHECK(smbdirect_listener_address(listener, address, sizeof address, &error) == 0);
-    CHECK(smbdirect_connect(NULL, address, &settings, 10000, &client, &error) == 0);
-    CHECK(smbdirect_accept(listener, 10000, &server, &error) == 0);
-    if (sends == write_frames)
+    CHECK(smbdirect_connect(NULL, address, &settings, 30000, &client, &error) == 0);
+    CHECK(smbdirect_accept(listener, 30000, &server, &error) == 0);
+    smbdirect_listener_free(listener);
+    fd = -1;
+    if (is_stream)
         CHECK(smbdirect_stream(client, &fd, &error) == 0);
-    CHECK(pthread_create(&thread, NULL, sends, &of_thread) == 0);
-    usleep(1000000);
-    for (int i = 0; i < COUNT; i++) {
-        struct iovec into = { room, sizeof room };
-        int64_t received = smbdirect_recv(server, &into, 1, 10000, NULL, &error);
-        CHECK(received == (int64_t)length_of(i));
-        /* It pauses again, in the middle of everything. */
-        if (i == COUNT / 2)
-            usleep(1000000);
+    long memory = status_kib("VmRSS");
+    CHECK(pthread_create(&thread, NULL, send_all, NULL) == 0);
+    if (!sender_pauses)
+        pause_receiver();
+    long waiting = sent;
+    while ((got = smbdirect_recv(server, &into, 1, -1, NULL, &error)) > 0) {
+        CHECK(got == (int64_t)length && room[0] == (char)received && room[length - 1] == (char)received);
+        received++;
     }
+    CHECK(got == 0);
     pthread_join(thread, NULL);
-    if (sends == write_frames)
-        close(fd);
-    CHECK(smbdirect_close(client, 10000, &error) == 0);
+    CHECK(received == sent);
     smbdirect_connection_free(client);
     smbdirect_connection_free(server);
-    smbdirect_listener_free(listener);
-    printf("%s: all arrived\n", transport);
+    memory = status_kib("VmHWM") - memory;
+    printf("%s, %s of %zu bytes, %s pauses %ld ms: %ld waited, %ld of %ld arrived, %ld KiB more\n", transport,
+           is_stream ? "frames" : "messages", length, sender_pauses ? "sender" : "receiver", pause_ms,
+           sender_pauses ? 0 : waiting, received, (long)sent, memory);
+    CHECK(memory <= MEMORY_LIMIT_KIB);
 }
 
 int main(void)
 {
-    static const char *const transports[] = { "iwarp", "roce", "loopback" };
-    for (int i = 0; i < 3; i++) {
-        pause_and_receive(transports[i], send_messages);
-        pause_and_receive(transports[i], write_frames);
+    struct smbdirect_error error = { 0 };
+    int number = 0, status;
+
+    pause_ms = getenv("PAUSE_MS") != NULL ? atol(getenv("PAUSE_MS")) : 1000;
+    for (; number < 3 * 4 * 4; number++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            length = lengths[number / 4 % 4];
+            sender_pauses = number / 2 % 2;
+            run(number, transports[number / 16], number % 2);
+            return 0;
+        }
     }
-    return 0;
+    int failed = 0;
+    while (wait(&status) > 0)
+        failed += status != 0;
+    return failed != 0;
 }
