@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 import smbdirect
 from smbdirect import aio
@@ -221,6 +222,38 @@ class Blocking(unittest.TestCase):
 
 
 class Asyncio(unittest.TestCase):
+    def test_callbacks_run_no_python_code(self):
+        """An exception that the handler of a signal raises in a callback would be lost, with the result."""
+        entered, over = [], []
+        service = aio.library.smbdirect_service
+
+        def watched(*arguments):
+            sys.setprofile(lambda frame, event, _: entered.append(frame) if event == "call" else None)
+            try:
+                over.append(service(*arguments))
+            finally:
+                sys.setprofile(None)
+            return over[-1]
+
+        async def operations():
+            client, server, listener = await self.pair("iwarp")
+            region = server.register(100_000, read=True, write=True)
+            await client.write(region.descriptor, b"new")
+            self.assertEqual(await client.read(region.descriptor, 5), b"new\0\0")
+            region.free()
+            with self.assertRaises(smbdirect.Error) as caught:
+                await client.read(region.descriptor, 5)
+            self.assertLess(caught.exception.code, 0)
+            self.assertIsNone(caught.exception.errno)
+            self.assertNotEqual(str(caught.exception), "")
+            for end in (client, server, listener):
+                end.close() if end is listener else end.free()
+
+        with unittest.mock.patch.object(aio.library, "smbdirect_service", watched):
+            self.run_limited(operations())
+        self.assertEqual(sum(over), 3)
+        self.assertEqual(entered, [])
+
     def run_limited(self, coroutine):
         """Runs a coroutine with the limit of time, and frees what it leaves."""
         asyncio.run(asyncio.wait_for(coroutine, LIMIT))

@@ -98,8 +98,9 @@ class IoVec(ctypes.Structure):
     _fields_ = [("iov_base", c_void_p), ("iov_len", c_size_t)]
 
 
-#: Is told that an operation is over: connection, error or None, buffer or None, user data.
-CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Error), c_void_p, c_void_p, use_errno=True)
+#: Is told that an operation is over: connection, error or None, buffer or None, user data. The error is copied, as
+#: bytes: its code is negative and small, so that none of the four bytes before the text is 0.
+CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_char_p, c_void_p, c_void_p)
 
 #: Returns whether the call that waits ends. Its argument, user data, is left out.
 INTERRUPT = ctypes.CFUNCTYPE(c_int)

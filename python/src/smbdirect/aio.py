@@ -18,7 +18,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Coroutine
-from ctypes import byref, c_void_p
+from ctypes import byref, c_void_p, set_errno, sizeof
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Generator, Optional, Sequence, TypeVar, Union
 
@@ -130,32 +130,44 @@ class _Events:
             os.close(descriptor)
 
 
+class _Completion(BaseException):
+    """One operation. Its callback is `BaseException.__init__`, which stores the arguments in `args`: it runs no Python
+    code, in which the handler of a signal could raise an exception that no caller gets."""
+
+    def __init__(self, future: "asyncio.Future[Optional[bytes]]", held: Any) -> None:
+        super().__init__()
+        self.future: Optional[asyncio.Future[Optional[bytes]]] = future
+        #: What the operation uses.
+        self.held = held
+        self.callback = c.CALLBACK(super().__init__)
+
+
 class _Operations:
-    """The operations of a connection whose callbacks are outstanding, by their numbers."""
+    """The operations of a connection whose callbacks are outstanding, in the order of their start."""
 
     def __init__(self) -> None:
-        self._next = 0
-        self._futures: dict[int, tuple[Optional[asyncio.Future[Optional[bytes]]], Any]] = {}
-        self.callback = c.CALLBACK(self._completed)
+        self._outstanding: dict[_Completion, None] = {}
 
-    def start(self, held: Any) -> tuple[int, "asyncio.Future[Optional[bytes]]"]:
-        """Returns the number and the future of a new operation, for which `held` is kept alive."""
-        self._next += 1
+    def start(self, held: Any) -> tuple[_Completion, "asyncio.Future[Optional[bytes]]"]:
+        """Returns a new operation, for which `held` is kept alive, and its future."""
         future: asyncio.Future[Optional[bytes]] = asyncio.get_running_loop().create_future()
-        self._futures[self._next] = future, held
-        return self._next, future
+        operation = _Completion(future, held)
+        self._outstanding[operation] = None
+        return operation, future
 
-    def withdraw(self, number: int) -> None:
-        """Forgets an operation that was not started."""
-        del self._futures[number]
+    def withdraw(self, operation: _Completion) -> None:
+        """Forgets an operation that is over, or was not started."""
+        del self._outstanding[operation]
+        # The callback refers to the operation.
+        del operation.callback
 
     def free(self, pointer: int) -> None:
         """Frees the handle of the connection, without waiting. Futures that somebody awaits fail."""
-        if not self._futures:
+        if not self._outstanding:
             library.smbdirect_connection_free(pointer)
             return
-        for number, (future, held) in list(self._futures.items()):
-            self._futures[number] = None, held
+        for operation in list(self._outstanding):
+            future, operation.future = operation.future, None
             if future is not None and not future.done() and not future.get_loop().is_closed():
                 future.set_exception(LostError("the connection was freed"))
                 # Nobody may await it any more, which is no mistake.
@@ -165,17 +177,27 @@ class _Operations:
 
     def _free(self, pointer: int) -> None:
         library.smbdirect_connection_free(pointer)
+        self._finish()
 
-    def _completed(self, _connection: int, error: Any, buffer: Optional[int], number: int) -> None:
-        future, _held = self._futures.pop(number)
-        if future is None or future.done():
-            library.smbdirect_buffer_free(buffer)
-            return
-        content = None if buffer is None else take_buffer(buffer)
-        if error:
-            future.set_exception(exception(error.contents))
-        else:
-            future.set_result(content)
+    def service(self, pointer: int) -> None:
+        """Gives futures the results of operations that are over."""
+        library.smbdirect_service(pointer, None)
+        self._finish()
+
+    def _finish(self) -> None:
+        for operation in [one for one in self._outstanding if one.args]:
+            _connection, error, buffer, _user_data = operation.args
+            future = operation.future
+            if future is None or future.done():
+                library.smbdirect_buffer_free(buffer)
+            elif error is None:
+                future.set_result(None if buffer is None else take_buffer(buffer))
+            else:
+                library.smbdirect_buffer_free(buffer)
+                # The number of the system's error is that of another call now. The text names the error.
+                set_errno(0)
+                future.set_exception(exception(c.Error.from_buffer_copy(error.ljust(sizeof(c.Error), b"\0"))))
+            self.withdraw(operation)
 
 
 class Opening(Coroutine[Any, Any, Opened]):
@@ -252,12 +274,12 @@ class Connection(Handle):
 
     def __init__(self, pointer: int) -> None:
         error = c.Error()
-        self._operations = _Operations()
+        self._operations = operations = _Operations()
         # A lock is given to the coroutines in the order in which they wait for it.
         self._sending, self._receiving, self._closing = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         try:
             descriptor = check(library.smbdirect_get_fd(pointer, byref(error)), error)
-            self._events = _Events(descriptor, lambda: library.smbdirect_service(pointer, None))
+            self._events = _Events(descriptor, lambda: operations.service(pointer))
         except BaseException:
             library.smbdirect_connection_free(pointer)
             raise
@@ -333,7 +355,7 @@ class Connection(Handle):
         buffer = new_buffer(size)
         operation, future = self._operations.start(None)
         status = library.smbdirect_read_start(
-            pointer, array, len(array), start, byref(buffer), self._operations.callback, operation, byref(error)
+            pointer, array, len(array), start, byref(buffer), operation.callback, None, byref(error)
         )
         if status < 0:
             self._operations.withdraw(operation)
@@ -358,8 +380,8 @@ class Connection(Handle):
             start,
             held,
             len(held),
-            self._operations.callback,
-            operation,
+            operation.callback,
+            None,
             byref(error),
         )
         if status < 0:
