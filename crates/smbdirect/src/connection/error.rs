@@ -17,9 +17,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectError {
-    /// The address that failed, or `None` if none was found.
+    /// The address that failed, or `None` if no address was found.
     pub address: Option<SocketAddr>,
-    /// Why it failed.
+    /// Why the connection failed.
     pub fault: ConnectFault,
 }
 
