@@ -20,7 +20,10 @@ use tracing_subscriber::{
 };
 
 pub(crate) use crate::failure::usage;
-use crate::{report, streams::LogLines};
+use crate::{
+    report,
+    streams::{Lines, Stream},
+};
 
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
@@ -393,7 +396,7 @@ pub(crate) fn start_tracing(verbose: u8) {
         return;
     }
     let lines = fmt::layer()
-        .with_writer(|| LogLines)
+        .with_writer(|| Lines(Stream::Stderr))
         .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted());
     registry.with(lines).init();
     let _ = FILTER.set(handle);

@@ -97,15 +97,11 @@ pub(crate) fn write(stream: Stream, line: &[u8]) -> io::Result<()> {
         queue.push(stream, line);
         return Ok(());
     }
-    match stream {
-        Stream::Stdout => {
-            let mut stdout = io::stdout().lock();
-            stdout.write_all(line).and_then(|()| stdout.flush())
-        }
-        Stream::Stderr => io::stderr().write_all(line),
-        #[cfg(target_os = "linux")]
-        Stream::Journal => send(line),
-    }
+    // Lines of two threads do not mix.
+    static WRITES: [Mutex<()>; STREAMS] = [const { Mutex::new(()) }; STREAMS];
+    let lock = WRITES[stream as usize].lock();
+    let _lock = lock.unwrap_or_else(PoisonError::into_inner);
+    write_all(stream, &mut { line })
 }
 
 #[cfg(target_os = "linux")]
@@ -148,13 +144,13 @@ pub(crate) fn finish() {
     }
 }
 
-/// Lines of the log, one in each call of `write`.
+/// A stream as a writer, which takes each call of `write` as a line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LogLines;
+pub(crate) struct Lines(pub(crate) Stream);
 
-impl Write for LogLines {
+impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        write(Stream::Stderr, line).map(|()| line.len())
+        write(self.0, line).map(|()| line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -254,7 +250,8 @@ impl Losses {
     }
 }
 
-/// Writes the bytes. After a failure, `line` is what was not written.
+/// Writes the bytes, and waits while another process has made the stream non-blocking and its reader is slow. After a
+/// failure, `line` is what was not written.
 fn write_all(stream: Stream, line: &mut &[u8]) -> io::Result<()> {
     while !line.is_empty() {
         match write_some(stream, line) {
@@ -271,16 +268,17 @@ fn write_all(stream: Stream, line: &mut &[u8]) -> io::Result<()> {
 }
 
 /// Writes without the buffer of the standard library, which would keep a part of a line that failed.
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 fn write_some(stream: Stream, line: &[u8]) -> io::Result<usize> {
     match stream {
         Stream::Stdout => Ok(rustix::io::write(io::stdout(), line)?),
         Stream::Stderr => Ok(rustix::io::write(io::stderr(), line)?),
+        #[cfg(target_os = "linux")]
         Stream::Journal => send(line).map(|()| line.len()),
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(unix))]
 fn write_some(stream: Stream, line: &[u8]) -> io::Result<usize> {
     match stream {
         Stream::Stdout => {

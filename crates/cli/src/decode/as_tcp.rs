@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, ErrorKind, Read, Write, stdout},
+    io::{self, BufWriter, ErrorKind, Read, Write},
     path::Path,
 };
 
@@ -13,6 +13,7 @@ use super::{Decode, in_words, is_stdin, nothing_found};
 use crate::{
     failure::{Kind, OfKind},
     report::{Report, bytes, plain, plural},
+    streams::{Lines, Stream},
 };
 
 impl Decode {
@@ -74,7 +75,7 @@ impl Decode {
 /// Creates the output, which must not be the capture that is read.
 fn create(capture: &Path, to: &Path) -> Result<Box<dyn Write>> {
     if is_stdin(to) {
-        return Ok(Box::new(stdout().lock()));
+        return Ok(Box::new(Lines(Stream::Stdout)));
     }
     let capture = match capture {
         capture if is_stdin(capture) => Path::new("/dev/stdin"),

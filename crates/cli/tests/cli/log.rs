@@ -6,6 +6,8 @@ use std::{
     net::TcpStream,
 };
 
+#[cfg(target_os = "linux")]
+use crate::support::eventually;
 use crate::support::{Done, command, listen, listening, run, write_noise};
 
 /// The connection that the span of a line names.
@@ -164,4 +166,34 @@ fn a_filter_can_trace_one_connection() {
         assert_eq!(log.contains("TRACE"), traced, "{log}");
         assert_eq!(log.is_empty(), !traced, "{log}");
     }
+}
+
+/// Terminals and some supervisors share a pipe that another program has made non-blocking.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_pipe_that_does_not_block_loses_no_line() {
+    let capture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/cli/decode/rxe-keepalive.pcap"
+    );
+    let arguments = ["decode", capture];
+    let expected = run(&arguments).succeeded().stdout;
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    let mut filled = 0;
+    while let Ok(length) = writer.write(&[b'.'; 512]) {
+        filled += length;
+    }
+    let mut command = command(&arguments);
+    let mut child = command.stdout(writer).spawn().unwrap();
+    drop(command);
+    let stat = format!("/proc/{}/stat", child.id());
+    eventually("the command waits or ends", || {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        stat.contains(") S ") || stat.contains(") Z ")
+    });
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(text[filled..], expected);
 }
