@@ -15,7 +15,8 @@ use std::{
 };
 
 use crate::support::{
-    Listening, PROGRAM, Running, command, eventually, listening, names_in, write_noise,
+    Listening, PROGRAM, Running, command, eventually, ignores_hangup, listening, names_in,
+    write_noise,
 };
 
 /// A Samba with one share for guests, and a gateway in front of it.
@@ -187,13 +188,6 @@ fn a_get_that_ends_leaves_nothing_here() {
             assert_eq!(names_in(&into), [""; 0]);
         }
     }
-}
-
-/// Returns whether this process, and those that it starts, ignore SIGHUP.
-fn ignores_hangup() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    u64::from_str_radix(mask.unwrap().trim(), 16).unwrap() & 1 == 1
 }
 
 /// Returns whether a process has bytes of a file in this folder, perhaps without a name.

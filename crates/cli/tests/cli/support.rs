@@ -377,3 +377,11 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Returns whether this process, and those that it starts, ignore SIGHUP, as under nohup.
+#[cfg(target_os = "linux")]
+pub(crate) fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    u64::from_str_radix(mask.unwrap().trim(), 16).unwrap() & 1 == 1
+}
