@@ -364,7 +364,7 @@ impl Roce {
     }
 }
 
-/// Hands a packet to its connection, and keeps count of the bytes that wait.
+/// Hands a packet, which may have waited, to its connection, and keeps count of the bytes that wait there.
 fn feed(
     connection: &mut Connection,
     held_bytes: &mut usize,
@@ -373,7 +373,8 @@ fn feed(
     out: &mut Out<'_>,
 ) {
     let before = connection.held_bytes();
-    connection.packet(side, packet, out);
+    let position = packet.position;
+    connection.packet(side, packet, &mut out.at(position));
     *held_bytes = *held_bytes + connection.held_bytes() - before;
 }
 
