@@ -131,9 +131,9 @@ async fn a_gateway_to_itself_makes_no_endless_chain() {
         let settings = settings(kind, kind, MEMORY);
         let nowhere = live(&settings, &["127.0.0.1:1"]);
         let gateway = Running::start_with(settings.clone(), nowhere);
-        gateway
-            .service
-            .set_live(live(&settings, &[&gateway.address]));
+        let to_itself = live(&settings, &[&gateway.address]);
+        let places = to_itself.max_connections as u64;
+        gateway.service.set_live(to_itself);
         let provider = iwarp();
         match kind {
             SmbDirect => {
@@ -161,8 +161,9 @@ async fn a_gateway_to_itself_makes_no_endless_chain() {
                 .recv_timeout(EVENT_TIMEOUT)
                 .expect("an event"),
         ) {}
+        // Until one of the ends notices it, every end makes one more connection; an endless chain takes all places.
         let total = gateway.terminate()["total"].as_u64().unwrap();
-        assert!(total < 5, "{kind:?}: {total} sessions");
+        assert!(total < places, "{kind:?}: {total} sessions");
     }
 }
 
