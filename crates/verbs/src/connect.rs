@@ -56,10 +56,14 @@ pub(crate) async fn connect(
         let result = queue_pair.id().connect(wanted, &private_data);
         (queue_pair, result)
     });
-    let elapsed = |_| timed_out(address);
     let (mut queue_pair, result) = timeout(limit, connecting)
         .await
-        .map_err(elapsed)?
+        .map_err(|_| {
+            ProviderError::new(
+                ProviderErrorKind::TimedOut,
+                "the peer did not answer in time",
+            )
+        })?
         .map_err(|_| local_error("the runtime is shutting down"))?;
     result.map_err(failed)?;
     let event = expect_event(
@@ -156,10 +160,4 @@ async fn expect_event(
             "connecting: unexpected event {kind} of the connection manager"
         )),
     })
-}
-
-/// Returns the error of a peer that does not answer.
-fn timed_out(address: SocketAddr) -> ProviderError {
-    let what = format!("{address} did not answer in time");
-    ProviderError::new(ProviderErrorKind::TimedOut, what)
 }

@@ -40,7 +40,7 @@ pub(super) async fn initiate(
     revision: u8,
 ) -> Result<(Socket, Agreement), ConnectFailure> {
     let timed_out = || {
-        let what = format!("{} did not answer in time", request.address);
+        let what = "the peer did not answer in time";
         ConnectFailure::Other(ProviderError::new(ProviderErrorKind::TimedOut, what))
     };
     let failed = |error| ConnectFailure::Other(not_connected(&error));
