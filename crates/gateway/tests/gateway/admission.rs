@@ -132,7 +132,7 @@ async fn a_gateway_to_itself_makes_no_endless_chain() {
         let nowhere = live(&settings, &["127.0.0.1:1"]);
         let gateway = Running::start_with(settings.clone(), nowhere);
         let to_itself = live(&settings, &[&gateway.address]);
-        let places = to_itself.max_connections as u64;
+        let places = to_itself.max_connections;
         gateway.service.set_live(to_itself);
         let provider = iwarp();
         match kind {
