@@ -68,6 +68,7 @@ fn run_seeds(name: &str, play: impl Fn(u64) -> (Counts, Duration) + panic::RefUn
         None => 0..number("SMBDIRECT_SWARM_SEEDS").unwrap_or(SEEDS),
     };
     let (mut network, mut slowest) = (Counts::default(), Duration::ZERO);
+    let most_given_up = seeds.end / 100;
     for seed in seeds {
         match panic::catch_unwind(|| play(seed)) {
             Ok((counts, time)) => {
@@ -83,6 +84,8 @@ fn run_seeds(name: &str, play: impl Fn(u64) -> (Counts, Duration) + panic::RefUn
         }
     }
     println!("{network:?}, slowest {slowest:?}");
+    // Of eight seconds of retries, all are lost once in some thousand scenarios.
+    assert!(network.given_up as u64 <= most_given_up);
 }
 
 /// What the network did.
@@ -93,6 +96,8 @@ struct Counts {
     duplicated: usize,
     damaged: usize,
     notified: usize,
+    /// The scenarios in which an end was not answered in all its retries.
+    given_up: usize,
 }
 
 impl Counts {
@@ -102,6 +107,7 @@ impl Counts {
         self.duplicated += other.duplicated;
         self.damaged += other.damaged;
         self.notified += other.notified;
+        self.given_up += other.given_up;
     }
 }
 
@@ -326,6 +332,11 @@ impl Scenario {
             let arrival = self.network.on_their_way.keys().next().map(|key| key.0);
             let timeouts = self.ends.iter().map(|end| end.queue_pair.poll_timeout());
             let next = timeouts.chain([arrival]).flatten().min();
+            let gave_up = |end: &End| end.broken == Some(ProviderErrorKind::Reset);
+            if self.ends.iter().any(gave_up) {
+                self.network.counts.given_up += 1;
+                return (self.network.counts, self.now - self.start);
+            }
             let is_over = match self.offender {
                 Some(_) => self.ends.iter().all(|end| end.broken.is_some()),
                 None => next.is_none() && self.ends.iter().all(|end| end.work.is_empty()),
