@@ -773,8 +773,8 @@ except smbdirect.LostError:
 for receive in (c.recv, lambda: c.recv_into(bytearray(10)), lambda: list(c), lambda: asyncio.run(again())):
     try:
         print(receive(), file=sys.stderr)
-    except smbdirect.LostError as error:
-        assert "in the middle of a message" in str(error), error
+    except smbdirect.LostError:
+        pass
 """
         again = """
 async def again():

@@ -230,10 +230,6 @@ impl TransferQueue {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
-    pub(super) fn has_reads(&self) -> bool {
-        !self.reads.is_empty()
-    }
-
     /// Returns the number of Read and Write requests that were ever posted.
     pub(super) const fn posted(&self) -> u64 {
         self.posted

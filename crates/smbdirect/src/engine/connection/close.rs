@@ -99,9 +99,8 @@ impl Connection {
         self.abandon_transfers();
     }
 
-    /// Returns how the owner disconnects the queue pair after the end. After a timeout the peer may still take
-    /// what was sent, so the disconnect is graceful. It is not if the peer also owes the data of Reads, because
-    /// their buffers would be held until the disconnect gives up.
+    /// Returns how the owner disconnects the queue pair after the end: gracefully only if this end gives up no message,
+    /// so that the peer takes no failure for an orderly end.
     pub fn teardown(&self) -> Teardown {
         match self.error() {
             Some(
@@ -109,7 +108,6 @@ impl Connection {
                 | ConnectionError::ClosedHere
                 | ConnectionError::RefusedPeer(_),
             ) => Teardown::Graceful,
-            Some(ConnectionError::TimedOut(_)) if !self.transfers.has_reads() => Teardown::Graceful,
             _ => Teardown::Abort,
         }
     }

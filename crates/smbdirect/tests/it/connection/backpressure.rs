@@ -2,7 +2,10 @@
 
 use std::{net::UdpSocket, sync::Arc, time::Duration};
 
-use smbdirect::{Connection, Roce, RoceConfig, Settings, TrySendError, rdma::provider::Provider};
+use smbdirect::{
+    Connection, ConnectionError, Roce, RoceConfig, Settings, TrySendError, engine::Expired,
+    rdma::provider::Provider,
+};
 use smbdirect_test::within;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -12,6 +15,7 @@ over_every_provider! {
     a_pause_of_the_receiver_loses_nothing
     a_pause_loses_nothing_of_a_stream
     several_senders_wait_for_a_slow_receiver
+    messages_that_are_given_up_are_no_graceful_end
 }
 
 const CREDIT_GRANT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -79,6 +83,37 @@ async fn a_pause_loses_nothing_of_a_stream(provider: Arc<dyn Provider>) {
     assert!(timeout(PAUSE, server.closed()).await.is_err());
     receive(&server, COUNT, length).await;
     within(writer).await.unwrap();
+}
+
+/// A sender that does not wait for `ready` is ended by its timer. The receiver gets what was sent, and sees that more was
+/// to come, also if the last message that arrived is whole.
+async fn messages_that_are_given_up_are_no_graceful_end(provider: Arc<dyn Provider>) {
+    for length in [8112, 100_000] {
+        let Pair { client, server, .. } =
+            pair_with(provider.clone(), impatient(), impatient()).await;
+        let message = bytes(length);
+        let send = |_| client.send(message.clone()).unwrap();
+        let sendings: Vec<_> = (0..100).map(send).collect();
+        let starved = ConnectionError::TimedOut(Expired::SendCreditGrant);
+        assert_eq!(within(client.closed()).await, starved, "{length} B");
+        let mut sent = 0;
+        for sending in sendings {
+            sent += usize::from(within(sending).await.is_ok());
+        }
+        assert!(sent < 100);
+        receive(&server, sent, length).await;
+        let end = loop {
+            match within(server.recv()).await {
+                Ok(received) => assert!(received.into_bytes() == message),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(end, ConnectionError::Provider(_)),
+            "{length} B: {end}"
+        );
+        assert!(end.is_retryable());
+    }
 }
 
 async fn several_senders_wait_for_a_slow_receiver(provider: Arc<dyn Provider>) {
