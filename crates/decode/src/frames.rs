@@ -10,14 +10,14 @@ use crate::per_end::{PerEnd, Side};
 
 /// The sequence numbers of a TCP connection, and the frames of its segments.
 #[derive(Debug)]
-pub struct TcpFlow {
+pub(crate) struct TcpFlow {
     ends: PerEnd<SocketAddr>,
     next: PerEnd<u32>,
 }
 
 /// The kind of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Segment<'a> {
+pub(crate) enum Segment<'a> {
     /// The first segment of an end: SYN, with ACK if it answers the other end.
     Syn {
         /// Whether it answers the SYN of the other end.
@@ -35,20 +35,20 @@ pub enum Segment<'a> {
 
 impl TcpFlow {
     /// Longest payload in bytes that fits an IP packet with its headers, in both versions of IP.
-    pub const MAX_SEGMENT: usize = 65_495;
+    pub(crate) const MAX_SEGMENT: usize = 65_495;
     /// Bytes of the headers of a segment without options, at most: Ethernet, IPv6 and TCP.
-    pub const MAX_HEADERS: usize = 14 + 40 + 20;
+    pub(crate) const MAX_HEADERS: usize = 14 + 40 + 20;
     /// The shift of the windows that both ends offer. It is the largest one: the program that writes a capture does
     /// not know the windows of the ends, and no sender exceeds this one.
     const WINDOW_SCALE: u8 = 14;
 
     /// Creates a connection from the addresses of its ends and their first sequence numbers.
-    pub const fn new(ends: PerEnd<SocketAddr>, first: PerEnd<u32>) -> Self {
+    pub(crate) const fn new(ends: PerEnd<SocketAddr>, first: PerEnd<u32>) -> Self {
         Self { ends, next: first }
     }
 
     /// Returns the segments of the handshake of a connection that an end opens.
-    pub const fn handshake(first: Side) -> [(Side, Segment<'static>); 3] {
+    pub(crate) const fn handshake(first: Side) -> [(Side, Segment<'static>); 3] {
         let other = match first {
             Side::A => Side::B,
             Side::B => Side::A,
@@ -61,7 +61,7 @@ impl TcpFlow {
     }
 
     /// Returns the frame of the next segment from an end, which acknowledges all bytes of the other end.
-    pub fn frame(&mut self, from: Side, segment: Segment<'_>) -> Vec<u8> {
+    pub(crate) fn frame(&mut self, from: Side, segment: Segment<'_>) -> Vec<u8> {
         let (sender, receiver) = (self.ends[from], self.ends[!from]);
         let link = PacketBuilder::ethernet2(mac(sender), mac(receiver));
         let packet = match (sender.ip().to_canonical(), receiver.ip().to_canonical()) {
@@ -104,13 +104,13 @@ impl TcpFlow {
     }
 
     /// Leaves out bytes of an end, so that the capture has a gap.
-    pub fn skip(&mut self, from: Side, bytes: u32) {
+    pub(crate) fn skip(&mut self, from: Side, bytes: u32) {
         self.next[from] = self.next[from].wrapping_add(bytes);
     }
 }
 
 /// Returns the frame of a UDP datagram that may not be fragmented.
-pub fn udp_frame(
+pub(crate) fn udp_frame(
     from: SocketAddr,
     to: SocketAddr,
     identification: u16,

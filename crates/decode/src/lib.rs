@@ -38,6 +38,7 @@
 //! assembly  Data Transfers          -> SMB messages
 //! explain   packets                 -> where the time went, and the causes
 //! as_tcp    packets                 -> a capture of SMB2 over TCP, with the data that RDMA moved
+//! recorder  bytes, datagrams        -> a capture
 //! frames    bytes                   -> packets of captures
 //! ```
 //!
@@ -61,6 +62,7 @@ mod out;
 mod packet;
 mod peel;
 mod per_end;
+mod recorder;
 mod roce;
 mod rules;
 mod silence;
@@ -80,11 +82,11 @@ pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
     PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
 };
-pub use frames::{Segment, TcpFlow, udp_frame};
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;
 pub use per_end::{PerEnd, Side};
+pub use recorder::Recorder;
 pub use rules::rule_text;
 pub use streams::Streams;
 pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};

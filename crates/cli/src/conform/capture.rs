@@ -1,9 +1,9 @@
 //! `--pcap`: one capture of all cases, or a file per case in a directory.
 
 use std::{
-    net::SocketAddr,
+    fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::{Result, anyhow};
@@ -16,113 +16,50 @@ use crate::pcap::Capture;
 pub(super) struct Captures {
     /// The directory with a file per case.
     directory: Option<PathBuf>,
-    switch: Option<Arc<Switch>>,
-}
-
-/// A tap whose file changes from case to case.
-#[derive(Debug, Default)]
-struct Switch(Mutex<Option<Current>>);
-
-/// The file that is being written. The capture ends with it.
-#[derive(Debug)]
-struct Current {
-    _capture: Capture,
-    tap: Arc<dyn Tap>,
-    datagram_tap: Arc<dyn DatagramTap>,
-}
-
-impl Tap for Switch {
-    fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(current) = &*current {
-            current.tap.bytes(direction, local, remote, bytes);
-        }
-    }
-}
-
-impl DatagramTap for Switch {
-    fn datagram(
-        &self,
-        direction: Direction,
-        local: SocketAddr,
-        remote: SocketAddr,
-        identification: u16,
-        datagram: &[u8],
-    ) {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(current) = &*current {
-            let tap = &current.datagram_tap;
-            tap.datagram(direction, local, remote, identification, datagram);
-        }
-    }
-}
-
-impl Switch {
-    fn open(&self, path: &Path) -> Result<()> {
-        let capture = Capture::create(path)?;
-        let opened = Current {
-            tap: capture.tap(),
-            datagram_tap: capture.datagram_tap(),
-            _capture: capture,
-        };
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = Some(opened);
-        Ok(())
-    }
-
-    fn close(&self) {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = None;
-    }
+    capture: Option<Capture>,
 }
 
 impl Captures {
     /// # Errors
     /// The file or the directory cannot be written.
     pub(super) fn new(path: Option<&Path>) -> Result<Self> {
-        let Some(path) = path else {
-            return Ok(Self {
-                directory: None,
-                switch: None,
-            });
+        let is_directory = |path: &&Path| path.is_dir() || path.to_string_lossy().ends_with('/');
+        let directory = path.filter(is_directory);
+        let capture = match (path, directory) {
+            (None, _) => None,
+            (_, Some(directory)) => {
+                fs::create_dir_all(directory)
+                    .map_err(|error| anyhow!("cannot create {}: {error}", directory.display()))?;
+                Some(Capture::default())
+            }
+            (Some(path), None) => Some(Capture::create(path)?),
         };
-        let switch = Arc::new(Switch::default());
-        let text = path.to_string_lossy();
-        let is_directory = path.is_dir() || text.ends_with('/');
-        if is_directory {
-            std::fs::create_dir_all(path)
-                .map_err(|error| anyhow!("cannot create {text}: {error}"))?;
-        } else {
-            switch.open(path)?;
-        }
         Ok(Self {
-            directory: is_directory.then(|| path.to_owned()),
-            switch: Some(switch),
+            directory: directory.map(Path::to_owned),
+            capture,
         })
     }
 
     /// Returns the tap for the connections of iWARP.
     pub(super) fn tap(&self) -> Option<Arc<dyn Tap>> {
-        self.switch.clone().map(|switch| switch as Arc<dyn Tap>)
+        self.capture.as_ref().map(Capture::tap)
     }
 
     /// Returns the tap for the connections of RoCE.
     pub(super) fn datagram_tap(&self) -> Option<Arc<dyn DatagramTap>> {
-        self.switch
-            .clone()
-            .map(|switch| switch as Arc<dyn DatagramTap>)
+        self.capture.as_ref().map(Capture::datagram_tap)
     }
 
     /// Returns the observer for connections below RDMA.
     pub(super) fn watch(&self) -> Option<Watch> {
-        let switch = self.switch.clone()?;
+        let tap = self.tap()?;
         Some(Arc::new(move |sent, local, remote, bytes| {
             let direction = if sent {
                 Direction::Sent
             } else {
                 Direction::Received
             };
-            switch.bytes(direction, local, remote, bytes);
+            tap.bytes(direction, local, remote, bytes);
         }))
     }
 
@@ -131,18 +68,18 @@ impl Captures {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn begin(&self, id: &str) -> Result<Option<PathBuf>> {
-        let (Some(directory), Some(switch)) = (&self.directory, &self.switch) else {
+        let (Some(directory), Some(capture)) = (&self.directory, &self.capture) else {
             return Ok(None);
         };
         let path = directory.join(format!("{id}.pcap"));
-        switch.open(&path)?;
+        capture.open(&path)?;
         Ok(Some(path))
     }
 
     /// Ends the capture of a case.
     pub(super) fn end(&self) {
-        if let (Some(_), Some(switch)) = (&self.directory, &self.switch) {
-            switch.close();
+        if let (Some(_), Some(capture)) = (&self.directory, &self.capture) {
+            capture.close();
         }
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use pcap_file::{
-    DataLink, PcapError,
+    DataLink,
     pcapng::{
         Block, PcapNgWriter,
         blocks::{
@@ -24,6 +24,7 @@ use pcap_file::{
 };
 
 use super::{AsTcpSummary, ports::Ports};
+use crate::recorder::reason;
 
 /// A pcapng file that is being written.
 pub(super) struct Output<W: Write> {
@@ -115,12 +116,5 @@ impl<W: Write> Output<W> {
         if let Err(error) = self.writer.write_block(block) {
             self.failure = Some(reason(error));
         }
-    }
-}
-
-fn reason(error: PcapError) -> io::Error {
-    match error {
-        PcapError::IoError(error) => error,
-        other => io::Error::other(other),
     }
 }
