@@ -1,17 +1,15 @@
 //! `smbdirect bench`: bandwidth, message rate and round trips on this machine, compared with plain
 //! TCP and with memory.
 //!
-//! [`options`] selects the rows, `smbdirect_bench` measures it, [`table`], [`connections`] and [`plot`] show it.
+//! [`options`] selects the rows, `smbdirect_bench` measures it, [`table`] and [`connections`] show it.
 
 mod connections;
 mod options;
 mod output;
-mod plot;
 mod serve;
 mod table;
 
 use std::{
-    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_bench::{
     Choice, Cores, Measured, Placement, Subject, load_average, measure_active, measure_idle,
@@ -117,11 +115,6 @@ impl Bench {
             measured.interrupted = stop.load(Ordering::Relaxed);
         }
         output::finish(self, &report, &measured, &summary, cores, load_before);
-        if let Some(path) = &self.svg {
-            let drawing = plot::draw(&summary)?;
-            fs::write(path, drawing)
-                .with_context(|| format!("cannot write {}", path.to_string_lossy()))?;
-        }
         Ok(!measured.interrupted)
     }
 }

@@ -1,6 +1,6 @@
 //! The options of `smbdirect bench`, and what they choose to measure.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -38,7 +38,7 @@ pub(crate) struct Bench {
     pub(super) address: Option<Address>,
 
     /// Serve as the other end for a bench that runs elsewhere
-    #[arg(long, conflicts_with_all = ["what", "full", "svg"])]
+    #[arg(long, conflicts_with_all = ["what", "full"])]
     pub(super) serve: bool,
 
     /// With --serve, end after the first bench
@@ -110,10 +110,6 @@ pub(crate) struct Bench {
     #[arg(long, conflicts_with_all = ["sizes", "both"])]
     pub(super) full: bool,
 
-    /// Draw the rates by size to FILE as SVG
-    #[arg(long, value_name = "FILE")]
-    pub(super) svg: Option<PathBuf>,
-
     #[command(flatten)]
     pub(super) connect: ConnectOptions,
 
@@ -129,7 +125,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
   smbdirect bench --what send --segment 1364 --placement same-core --mpa-crc off
   smbdirect bench --what connections --connections 1,8,64,512
-  smbdirect bench --svg rates.svg
   smbdirect bench --transport roce         RoCEv2 in software, next to TCP
   smbdirect bench --serve --transport verbs
   smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one

@@ -1,7 +1,6 @@
 //! `bench`: every kind of row, with every kind of ends. No test depends on a rate.
 
 use std::{
-    fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     thread,
@@ -206,42 +205,6 @@ fn no_end_or_another_service_elsewhere() {
     run(&["bench", &address])
         .failed(1, "the other end does not speak as `smbdirect bench` does")
         .one_line();
-}
-
-#[test]
-fn a_drawing_is_well_formed() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("rates.svg");
-    let file = path.to_str().unwrap();
-    quick(&["--what", "send,write", "--sizes", "64,4K", "--svg", file]).succeeded();
-    let drawing = fs::read_to_string(&path).unwrap();
-    assert!(drawing.starts_with("<svg "), "{drawing}");
-    for name in [
-        "Send, 8136 B segments",
-        "Write, 16",
-        "TCP, batched",
-        "GiB/s",
-    ] {
-        assert!(drawing.contains(name), "{name} is not in the drawing");
-    }
-    let mut open = Vec::new();
-    for tag in drawing.split('<').skip(1) {
-        let (tag, text) = tag.split_once('>').expect("a tag ends");
-        assert!(!text.contains('>') && tag.matches('"').count() % 2 == 0);
-        let name = |tag: &str| tag.split([' ', '\n']).next().unwrap().to_owned();
-        match tag.strip_prefix('/') {
-            Some(closed) => assert_eq!(open.pop(), Some(name(closed))),
-            None if tag.ends_with('/') || tag.starts_with(['!', '?']) => {}
-            None => open.push(name(tag)),
-        }
-    }
-    assert!(open.is_empty(), "{open:?}");
-    let nowhere = directory.path().join("no/rates.svg");
-    let nowhere = nowhere.to_str().unwrap();
-    quick(&[
-        "--what", "send", "--sizes", "64", "--alone", "--svg", nowhere,
-    ])
-    .failed(1, "cannot write");
 }
 
 #[test]
