@@ -94,6 +94,20 @@ begin_alone() {
   ip -n "$ns" link set lo up
 }
 
+# begin_either TOOL...: for a case of which a part needs guests: begins with their network if the lab is there and this is
+# not the quick form, and alone otherwise; $host is the address of this machine, and $with_guests is not empty with them.
+begin_either() {
+  if [ "$quick" != quick ] && [ "$(id -u)" = 0 ] && [ -x "$lab/run-guest.sh" ] && [ -x "$kernel" ]; then
+    with_guests=1
+    need ss "$@"
+    begin
+    use_preload
+  else
+    with_guests='' host=127.0.0.1
+    begin_alone "$@"
+  fi
+}
+
 # use_preload: builds the library of `smbdirect run` if it is not next to the command, and exports its path.
 use_preload() {
   local library=${SMBDIRECT_PRELOAD:-$(dirname "$bin")/libsmbdirect_preload.so}
@@ -125,6 +139,60 @@ build_strict_server() {
 
 # with_pip PACKAGE==VERSION...: makes an environment of Python with these packages.
 with_pip() { python3 -m venv . && bin/pip install --quiet "$@"; }
+
+# with_npm PACKAGE@VERSION...: installs these packages of Node.js.
+with_npm() { npm install --silent --no-fund --no-audit --prefix . "$@"; }
+
+# use_capi: builds the library for C if it is not next to the command, and sets $capi to its path.
+use_capi() {
+  capi=${SMBDIRECT_LIBRARY:-$(dirname "$SMBDIRECT_PRELOAD")/libsmbdirect_capi.so}
+  [ -e "$capi" ] || (cd "$repository" && cargo build --quiet --locked -p smbdirect-capi)
+  [ -e "$capi" ] || capi=$repository/target/debug/libsmbdirect_capi.so
+}
+
+# Three paths to a server on 127.0.0.1:445, by which a client has to see the same: direct is TCP, pair is TCP through two
+# gateways, and run is `smbdirect run`. Each has a share of its own.
+
+# start_paths NAME: starts the gateways of the paths; $gateways has their ids.
+start_paths() {
+  start_gateway "$work/$1.far" 127.0.0.2:5445 127.0.0.1:445 --from smbdirect --to tcp
+  gateways=("$gateway")
+  start_gateway "$work/$1.near" 127.0.0.2:445 127.0.0.2:5445 --from tcp --to smbdirect
+  gateways+=("$gateway")
+  start_gateway "$work/$1.run" 127.0.0.3:5445 127.0.0.1:445
+  gateways+=("$gateway")
+}
+
+# use_path NAME: sets $address to that of the server on the path, and $command to what starts a client there.
+use_path() {
+  command=()
+  case $1 in
+    direct) address=127.0.0.1 ;;
+    pair) address=127.0.0.2 ;;
+    run) address=127.0.0.3 command=("$bin" run --) ;;
+  esac
+}
+
+# share_for_each_path FOLDER: prints the lines for smbd.
+share_for_each_path() {
+  local each
+  for each in direct pair run; do printf '[%s]\n  path = %s\n  read only = no\n' "$each" "$1/$each"; done
+}
+
+# different FILE...: the files have lines of a test and its outcome. Prints the tests that ended in another way than in the
+# first file, or not at all.
+different() {
+  python3 - "$@" <<'PYTHON'
+import sys
+first, *others = [dict(line.split() for line in open(name)) for name in sys.argv[1:]]
+for test in sorted(set(first).union(*others)):
+    if any(other.get(test) != first.get(test) for other in others):
+        print(test, *(outcomes.get(test, "none") for outcomes in [first, *others]))
+PYTHON
+}
+
+# outcomes FILE: prints how often each outcome is in the file.
+outcomes() { cut -d' ' -f2 "$1" | sort | uniq -c | awk '{printf "%s%d %s", separator, $1, $2; separator = ", "}'; }
 
 # end [STATUS]: runs on every exit and removes everything. Logs stay if the case failed or SMBDIRECT_KEEP is set. A case
 # with a trap of its own gives the status of the exit.
@@ -272,6 +340,15 @@ run_client() {
   local pid=$started
   wait_for "$seconds" gone "$pid" || { fail "$name: the guest did not end within $seconds s"; stop "$pid" KILL; return 1; }
   stop "$pid"
+}
+
+# give_fio NAME: gives the guest fio with its libraries, for the script fio.sh.
+give_fio() {
+  local program
+  program=$(type -P fio) || { skip_part "$1: fio is not installed"; return 1; }
+  mkdir -p "$work/$1/program"
+  cp "$program" "$work/$1/program/"
+  ldd "$program" | grep -o '/[^ ]*' | xargs cp -Lt "$work/$1/program/"
 }
 
 # stop_ksmbd: ends the guest of start_ksmbd.
