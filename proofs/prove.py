@@ -1,5 +1,6 @@
 """Obligations: z3 proves each one, and cvc5 proves the same text in SMT-LIB again."""
 
+import contextlib
 import sys
 import time
 
@@ -9,6 +10,7 @@ import z3
 TIMEOUT = 60  # seconds
 WITH_CVC5 = True
 failures = []
+group = None
 
 
 def z3_answer(formula):
@@ -33,9 +35,29 @@ def _cvc5(solver):
 
 
 def line(name, solver, seconds, fault=""):
+    if group is not None:
+        return group.append((name, solver, seconds, fault))
     print(f"{'FAILED' if fault else 'proved'}  {name:<92} {solver:<5} {seconds:6.2f} s{fault}", flush=True)
     if fault:
         failures.append(name)
+
+
+@contextlib.contextmanager
+def together(name):
+    """Shows all obligations within as one line for each solver, and one for each that is not proved."""
+    global group
+    group = parts = []
+    try:
+        yield
+    finally:
+        group = None
+    for solver in dict.fromkeys(solver for _, solver, _, _ in parts):
+        own = [part for part in parts if part[1] == solver]
+        failed = [part for part in own if part[3]]
+        for part in failed:
+            line(*part)
+        seconds = sum(seconds for _, _, seconds, _ in own)
+        line(f"{name}, {len(own)} obligations", solver, seconds, f": {len(failed)} failed" if failed else "")
 
 
 def prove(name, assumptions, claim, spent=0):

@@ -15,6 +15,7 @@ use smbdirect::{
 use text::{Departures, Literal, Wording};
 
 mod ends;
+mod others;
 mod text;
 
 /// Number of messages after which an exchange counts as endless.

@@ -32,6 +32,8 @@ pub(crate) trait End {
     fn send(&mut self, now: Instant, message: &[u8]);
     /// Sends a keepalive, as after a long idle time.
     fn ask(&mut self, now: Instant);
+    /// The application receives nothing, or receives again.
+    fn pause(&mut self, now: Instant, paused: bool);
     /// Receives a message.
     fn receive(&mut self, now: Instant, message: &[u8]);
     /// Returns the next message to the peer.
@@ -145,6 +147,11 @@ impl End for Real {
         self.work(now);
     }
 
+    fn pause(&mut self, now: Instant, paused: bool) {
+        self.engine.set_unread(if paused { usize::MAX } else { 0 });
+        self.work(now);
+    }
+
     fn receive(&mut self, now: Instant, message: &[u8]) {
         let completion = Completion::Received {
             id: self.receives.pop_front().expect("a receive is posted"),
@@ -221,6 +228,20 @@ impl Pipe {
     pub(crate) fn ask(&mut self, who: Who) {
         let now = self.now;
         self.end(who).ask(now);
+    }
+
+    /// Delivers the next message on the way to `who`.
+    pub(crate) fn hear(&mut self, who: Who) {
+        let peer = match who {
+            Who::Active => Who::Passive,
+            Who::Passive => Who::Active,
+        };
+        assert!(self.carry(peer), "a message is on the way");
+    }
+
+    pub(crate) fn pause(&mut self, who: Who, paused: bool) {
+        let now = self.now;
+        self.end(who).pause(now, paused);
     }
 
     pub(crate) fn is_open(&self) -> bool {

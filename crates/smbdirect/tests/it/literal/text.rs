@@ -455,6 +455,10 @@ impl End for Literal {
         self.idle_connection_timer_expired(now);
     }
 
+    fn pause(&mut self, _now: Instant, paused: bool) {
+        assert!(!paused, "the text has no receive buffer");
+    }
+
     /// 3.1.5.5.
     fn receive(&mut self, now: Instant, message: &[u8]) {
         assert!(self.receives > 0, "no receive is posted");
