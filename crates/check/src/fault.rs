@@ -35,6 +35,7 @@ faults! {
     AdapterWithoutAddress "adapter-without-address",
     AdapterWithFewElements "adapter-with-few-elements",
     AdapterUnusable "adapter-unusable",
+    SiwNullPointer "siw-null-pointer",
     KsmbdStopped "ksmbd-stopped",
     KsmbdNotListening "ksmbd-not-listening",
     SambaAlone "samba-alone",

@@ -127,6 +127,7 @@ fn rdma(machine: &Machine) -> Vec<Step> {
         return steps;
     }
     steps.extend(machine.adapters.iter().map(|each| adapter(each, machine)));
+    steps.extend(siw_null_pointer(machine));
     if let Some(why) = &machine.verbs_missing {
         let evidence = format!("user space cannot use the adapters: {why}");
         steps.push(Step::skipped("libibverbs", evidence));
@@ -303,6 +304,55 @@ fn few_elements(adapter: &Adapter, kind_at: &str) -> Option<Step> {
             "sudo rdma link add rxe0 type rxe netdev DEVICE    # software RoCE in its place",
         ),
     )
+}
+
+/// The stable series that have the fix of CVE-2026-23242, each with its first release that has it. Linux 7.0 has it from
+/// the beginning.
+const SIW_FIXES: [(u32, u32, u32); 7] = [
+    (5, 10, 252),
+    (5, 15, 202),
+    (6, 1, 165),
+    (6, 6, 128),
+    (6, 12, 75),
+    (6, 18, 14),
+    (6, 19, 4),
+];
+
+/// Returns a step if a device of siw is in use and the release of the kernel is older than the fix of CVE-2026-23242.
+fn siw_null_pointer(machine: &Machine) -> Option<Step> {
+    const NAME: &str = "siw";
+    let is_iwarp = |each: &Adapter| each.fabric == Fabric::Iwarp;
+    if machine.kernel.siw != Module::Present || !machine.adapters.iter().any(is_iwarp) {
+        return None;
+    }
+    let release = &machine.release;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    let (series, patch) = ((number()?, number()?), number().unwrap_or(0));
+    if !((5, 3)..(7, 0)).contains(&series) {
+        return None;
+    }
+    // Distributions that add fixes themselves keep the first release of a series: 6.1.0-41-amd64, 5.14.0-611.el9.
+    if patch == 0 {
+        let why = format!("Linux {release} may have CVE-2026-23242: its distribution says whether");
+        return Some(Step::unknown(NAME, why));
+    }
+    let fix = SIW_FIXES.iter().find(|fix| (fix.0, fix.1) == series);
+    if fix.is_some_and(|fix| patch >= fix.2) {
+        return None;
+    }
+    let newer = fix.map_or_else(|| "7.0".into(), |(a, b, c)| format!("{a}.{b}.{c}"));
+    let cause = "malformed data of a peer can stop this machine (CVE-2026-23242)";
+    let step = Step::warning(
+        NAME,
+        format!("Linux {release}"),
+        Fault::SiwNullPointer,
+        cause,
+    );
+    Some(step.cure(
+        RunOn::Here,
+        format!("uname -r    # has to name {newer} or later"),
+    ))
 }
 
 /// Returns whether an adapter can carry SMB Direct of the kernel.

@@ -7,7 +7,7 @@ use std::{net::IpAddr, time::Duration};
 
 use super::diagnose;
 use crate::{
-    diagnosis::{Diagnosis, Outcome},
+    diagnosis::{Diagnosis, Outcome, State},
     facts::*,
     fault::Fault,
 };
@@ -288,6 +288,65 @@ fn rdma_and_adapters() {
             .push(adapter("mlx5_0", Fabric::Roce, "eth1"));
     });
     is(&one_of_two, Outcome::Works, &[Fault::AdapterDown]);
+}
+
+#[test]
+fn a_kernel_whose_siw_a_peer_can_stop_is_named() {
+    let with = |release: &str| of_machine(|machine| machine.release = release.into());
+    for release in [
+        "5.2.21",
+        "5.10.252",
+        "6.12.75+deb13-amd64",
+        "6.19.4",
+        "7.0.0-rc1",
+        "7.3.4",
+        "",
+        "6",
+    ] {
+        let answer = with(release);
+        assert!(
+            !answer.steps().any(|step| step.name == "siw"),
+            "{release}: {answer:#?}"
+        );
+    }
+    for (release, newer) in [
+        ("5.3.1", "7.0"),
+        ("5.15.201", "5.15.202"),
+        ("6.12.74+deb13-amd64", "6.12.75"),
+        ("6.17.13", "7.0"),
+        ("6.19.3-arch1-1", "6.19.4"),
+    ] {
+        let answer = with(release);
+        is(&answer, Outcome::Works, &[Fault::SiwNullPointer]);
+        let step = answer.steps().find(|step| step.name == "siw").unwrap();
+        let cure = format!("uname -r    # has to name {newer} or later");
+        assert_eq!(step.cures[0].command, cure);
+    }
+    // The fixes of a distribution do not show in such a release.
+    for release in [
+        "6.1.0-41-amd64",
+        "5.14.0-611.el9.x86_64",
+        "6.8.0-88-generic",
+        "6.19",
+    ] {
+        let answer = with(release);
+        is(&answer, Outcome::Works, &[]);
+        assert!(
+            answer
+                .steps()
+                .any(|step| step.name == "siw" && step.state == State::Unknown)
+        );
+    }
+    let other = of_machine(|machine| {
+        machine.release = "6.12.74".into();
+        machine.adapters[0].fabric = Fabric::Roce;
+    });
+    is(&other, Outcome::Works, &[]);
+    let hardware = of_machine(|machine| {
+        machine.release = "6.12.74".into();
+        machine.kernel.siw = Module::Loadable;
+    });
+    is(&hardware, Outcome::Works, &[]);
 }
 
 #[test]
