@@ -16,7 +16,7 @@ use crate::{
     rdma::{
         software::{
             cold_path,
-            pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
+            pool::{Account, Cut, LARGEST_BLOCK, LARGEST_COPY_BYTES, MAX_UNCHECKED_LOANS, Pool},
         },
         work::{ByteCount, Token},
     },
@@ -45,8 +45,6 @@ const MAX_LENT_BYTES: usize = 2 * MAX_UNCHECKED_LOANS;
 /// While the provider may have more messages, less memory in use than this is not evaluated, because it may belong to
 /// messages that this end has not taken yet.
 const MAX_QUEUED_BYTES: usize = 16 * LARGEST_BLOCK;
-/// Shortest segment that is never copied because it is short: a quarter of the largest block.
-const MIN_LENT_SEGMENT_BYTES: usize = LARGEST_BLOCK / 4;
 /// Size of an arena: the memory that messages are copied to.
 const ARENA_BYTES: usize = 64 << 10;
 /// The arenas of all connections.
@@ -211,7 +209,7 @@ impl Inbox {
     /// Returns whether the bytes may stay in the memory that they arrived in.
     #[inline(always)]
     fn may_share(&self, payload: &[u8]) -> bool {
-        if self.copies_short && payload.len() < MIN_LENT_SEGMENT_BYTES {
+        if self.copies_short && payload.len() < LARGEST_COPY_BYTES {
             cold_path();
             return false;
         }

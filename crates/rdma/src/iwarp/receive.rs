@@ -13,8 +13,6 @@ use std::mem;
 
 use bytes::Bytes;
 
-#[cfg(feature = "tokio")]
-use super::receive_buffer;
 use super::{
     config::StreamConfig,
     ddp::{Header, Tagged},
@@ -22,14 +20,12 @@ use super::{
     inbound_messages::{Messages, check_tagged, place},
     mpa::{Crc32c, CrcMismatch, Fpdu, pad_length},
     rdmap::Opcode,
-    receive_buffer::{Block, ZERO_COPY_THRESHOLD_BYTES},
+    receive_buffer::Block,
     shared::{Fault, Shared},
 };
-#[cfg(feature = "tokio")]
-use crate::software::{arena, cold_path, pool::MAX_UNCHECKED_LOANS};
 use crate::software::{
     arena::{ARENA_BYTES, Arena},
-    pool::Account,
+    pool::{Account, LARGEST_COPY_BYTES},
 };
 
 /// The rest of a tagged payload is read directly to its destination if at least this many bytes of
@@ -111,16 +107,13 @@ impl Receive {
         self.end - self.start + placed as usize
     }
 
-    /// Returns how many bytes of memory the readers of messages keep in use. The value is exact above
-    /// [`MAX_UNCHECKED_LOANS`].
+    /// Returns how many bytes of memory the readers of messages keep in use.
     #[cfg(feature = "tokio")]
     pub(super) fn lent_bytes(&self) -> usize {
-        if self.account.bytes() > MAX_UNCHECKED_LOANS {
-            cold_path();
-            arena::settle();
-            receive_buffer::settle();
-        }
-        self.account.bytes()
+        use crate::software::arena::ARENAS;
+
+        self.account
+            .in_use(&[&super::receive_buffer::BLOCKS, &ARENAS])
     }
 
     /// Returns whether a valid FPDU has arrived.
@@ -189,7 +182,7 @@ impl Receive {
             let block = self.block.share();
             assert!(self.end <= block.len(), "more was read than asked for");
             let read = self.start..self.end;
-            if read.len() >= ZERO_COPY_THRESHOLD_BYTES || self.placing.is_some() {
+            if read.len() >= LARGEST_COPY_BYTES || self.placing.is_some() {
                 self.take_fpdus(&block, 0, shared)?;
             } else {
                 let copy = self

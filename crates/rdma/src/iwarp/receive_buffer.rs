@@ -5,25 +5,12 @@ use std::{mem, ops::Range};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    software::arena::{ARENAS, LARGEST_COPY_BYTES},
-    software::pool::{self, Account, Pool},
+    software::arena::ARENAS,
+    software::pool::{Account, LARGEST_BLOCK, Pool},
 };
 
-/// The size of a block, and the most bytes that one read returns.
-const BLOCK_BYTES: usize = pool::LARGEST_BLOCK;
-
-/// The blocks of all streams.
-static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
-
-/// If a block holds at least this many unprocessed bytes, messages are slices of the block.
-/// Otherwise the bytes are copied first.
-pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = LARGEST_COPY_BYTES;
-
-/// Removes blocks that have no readers from their accounts.
-#[cfg(feature = "tokio")]
-pub(super) fn settle() {
-    BLOCKS.settle();
-}
+/// The blocks of all streams. One read returns at most a block.
+pub(super) static BLOCKS: Pool = Pool::new(LARGEST_BLOCK, 128);
 
 /// The memory for bytes from the socket.
 #[derive(Debug)]
@@ -115,8 +102,8 @@ impl Block {
 
 /// Extends a block to its full length.
 fn full_length(mut block: BytesMut) -> BytesMut {
-    if block.len() < BLOCK_BYTES {
-        block.resize(BLOCK_BYTES, 0);
+    if block.len() < LARGEST_BLOCK {
+        block.resize(LARGEST_BLOCK, 0);
     }
     block
 }

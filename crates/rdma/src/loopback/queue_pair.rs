@@ -14,12 +14,12 @@ use super::{
     completions::{Completions, Done},
     exchange::{CachePadded, SharedPair},
     lock::{lock, wake},
-    staging::{self, Batch, Staging},
+    staging::{Batch, CHUNKS, Staging},
 };
 use crate::{
     memory::{DeregisterError, RegisterError, Registration},
     provider::{Connected, QueuePair, Usage},
-    software::pool::{Account, MAX_UNCHECKED_LOANS},
+    software::pool::Account,
     software::receive_queue::{ReceiveQueue, Receives},
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Teardown,
@@ -263,14 +263,11 @@ impl QueuePair for LoopbackQueuePair {
     }
 
     fn usage(&self) -> Usage {
-        if self.lent.bytes() > MAX_UNCHECKED_LOANS {
-            staging::settle();
-        }
         let [sent, received] = self.moved_bytes;
         Usage {
             sent,
             received,
-            lent: self.lent.bytes(),
+            lent: self.lent.in_use(&[&CHUNKS]),
         }
     }
 

@@ -134,13 +134,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 /// than copying them.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = 2048;
 
-/// Removes chunks that have no readers from their accounts.
-pub(super) fn settle() {
-    CHUNKS.settle();
-}
-
 /// The chunks of all connections.
-static CHUNKS: Pool = Pool::new(CHUNK_BYTES, 64);
+pub(super) static CHUNKS: Pool = Pool::new(CHUNK_BYTES, 64);
 
 impl Staging {
     /// Makes an empty staging area whose chunks are on `account`.

@@ -8,9 +8,6 @@ use crate::software::pool::{self, Account, Cut, Pool};
 /// The size of an arena in bytes. A connection keeps its arena.
 pub(crate) const ARENA_BYTES: usize = 16 * 1024;
 
-/// The length of the longest copy, in bytes.
-pub(crate) const LARGEST_COPY_BYTES: usize = pool::LARGEST_BLOCK / 4;
-
 /// The arenas of all connections.
 pub(crate) static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
@@ -19,7 +16,7 @@ pub(crate) static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 pub(crate) struct Arena(Cut);
 
 impl Arena {
-    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`], in memory that is counted on
+    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`](pool::LARGEST_COPY_BYTES), in memory that is counted on
     /// `account`, if there is one.
     pub(crate) fn copy_of(&mut self, bytes: &[u8], account: Option<&Account>) -> Bytes {
         if bytes.len() > ARENA_BYTES / 2 {
@@ -37,11 +34,4 @@ impl Arena {
         arena.rest.extend_from_slice(bytes);
         arena.rest.split().freeze()
     }
-}
-
-/// Removes arenas that have no readers from their accounts.
-#[cfg(feature = "tokio")]
-pub(crate) fn settle() {
-    ARENAS.settle();
-    pool::settle();
 }

@@ -5,7 +5,8 @@
 //! the pools, so that idle connections hold no buffers and a busy connection reuses those of others.
 //!
 //! A reader of a few bytes keeps a whole buffer in use. An [`Account`] counts the buffers that the readers of one
-//! connection keep in use, so that the connection can stop lending buffers for few bytes.
+//! connection keep in use, so that the connection can stop lending buffers for few bytes. "Memory that is lent" in
+//! `docs/architecture.md` has the rules of all layers on one page.
 
 use std::{
     collections::VecDeque,
@@ -17,6 +18,8 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+
+use super::cold_path;
 
 /// A pool of buffers of one size.
 #[derive(Debug)]
@@ -65,6 +68,18 @@ impl Account {
     pub fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Returns the number of bytes that readers keep in use of the buffers of `pools` and of those for messages of
+    /// several segments. It is exact above [`MAX_UNCHECKED_LOANS`].
+    #[inline]
+    pub(crate) fn in_use(&self, pools: &[&Pool]) -> usize {
+        if self.bytes() > MAX_UNCHECKED_LOANS {
+            cold_path();
+            MESSAGE_POOLS.iter().for_each(Pool::settle);
+            pools.iter().for_each(|pool| pool.settle());
+        }
+        self.bytes()
+    }
 }
 
 /// Size in bytes of the largest block that a provider receives into. A slice of received bytes holds at
@@ -74,6 +89,10 @@ pub const LARGEST_BLOCK: usize = 256 << 10;
 /// Number of bytes on an account up to which the account is not settled, so that it may include buffers without
 /// readers.
 pub const MAX_UNCHECKED_LOANS: usize = LARGEST_BLOCK;
+
+/// Received bytes of at least this number stay in the block that they were received in, and shorter ones may be
+/// copied: a slice that is kept for long keeps at most four times its length in use.
+pub const LARGEST_COPY_BYTES: usize = LARGEST_BLOCK / 4;
 
 /// Size of the smallest buffers that messages of several segments are assembled in.
 const SMALLEST_MESSAGE_BYTES: usize = 2 << 10;
@@ -116,12 +135,6 @@ pub fn of_size(length: usize) -> Option<&'static Pool> {
         .max(SMALLEST_MESSAGE_BYTES)
         .checked_next_power_of_two()?;
     MESSAGE_POOLS.get((size / SMALLEST_MESSAGE_BYTES).ilog2() as usize)
-}
-
-/// Settles the accounts of the pools for messages; see [`Pool::settle`].
-#[cfg(feature = "tokio")]
-pub fn settle() {
-    MESSAGE_POOLS.iter().for_each(Pool::settle);
 }
 
 /// Returns the message in a buffer, or a copy if the buffer is more than four times as long, so that a message

@@ -26,11 +26,6 @@ pub(super) struct Receiver {
     account: Account,
 }
 
-/// Removes buffers that have no readers from their accounts.
-pub(super) fn settle() {
-    BLOCKS.settle();
-}
-
 /// The most groups of datagrams in one call. With their buffers of 64 KiB they bound the memory of a
 /// socket.
 const GROUPS: usize = 8;
@@ -41,7 +36,7 @@ const BLOCK_BYTES: usize = 1 << 16;
 const MIN_SHARED_BYTES: usize = BLOCK_BYTES / 4;
 
 /// The buffers of all sockets.
-static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
+pub(super) static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
 
 /// One group of datagrams.
 #[derive(Debug)]

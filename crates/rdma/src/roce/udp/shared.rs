@@ -29,7 +29,7 @@ use tracing::debug;
 
 use super::{
     config::RoceConfig,
-    receiver::{self, Group, Receiver},
+    receiver::{BLOCKS, Group, Receiver},
     socket::{Bound, Socket},
     tap::DatagramTap,
 };
@@ -38,12 +38,7 @@ use crate::{
         cm::PathMtu,
         endpoint::{ConnectionId, Endpoint, EndpointEvent, Path, Transmit},
     },
-    software::arena,
-    software::direction::Direction,
-    software::{
-        cold_path,
-        pool::{Account, MAX_UNCHECKED_LOANS},
-    },
+    software::{arena::ARENAS, direction::Direction, pool::Account},
     work::ProviderError,
 };
 
@@ -180,12 +175,7 @@ impl Common {
 
     /// Returns how many bytes of memory the readers of messages keep in use.
     pub(super) fn lent_bytes(&self) -> usize {
-        if self.account.bytes() > MAX_UNCHECKED_LOANS {
-            cold_path();
-            arena::settle();
-            receiver::settle();
-        }
-        self.account.bytes()
+        self.account.in_use(&[&BLOCKS, &ARENAS])
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
