@@ -224,7 +224,7 @@ pub fn congestion_control() -> Option<String> {
 /// Checks that the system has a congestion control, and lets this user choose it.
 ///
 /// # Errors
-/// It does not.
+/// The system has no such congestion control, or this user may not choose it.
 pub fn check_congestion_control(algorithm: &str) -> io::Result<()> {
     let socket = TcpListener::bind("127.0.0.1:0")?;
     set_congestion_control((&socket).into(), algorithm)

@@ -217,7 +217,7 @@ impl smbdirect_connection {
     /// Returns the connection.
     ///
     /// # Errors
-    /// It is not established yet, failed, or belongs to the process that forked this one.
+    /// The connection is not established yet, has failed, or belongs to the process that forked this one.
     pub(crate) fn connection(&self) -> Result<&Connection, Failure> {
         self.runtime.check()?;
         match self.outcome.get() {

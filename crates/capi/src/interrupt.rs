@@ -43,7 +43,7 @@ pub(crate) fn is_set() -> bool {
 /// Asks whether the call goes on.
 ///
 /// # Errors
-/// It gives up.
+/// The program gives up the call.
 pub(crate) fn ask() -> Result<(), Failure> {
     let (Some(interrupted), user_data) = ASKED.get() else {
         return Ok(());

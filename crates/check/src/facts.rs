@@ -338,7 +338,7 @@ pub(crate) enum AttemptFault {
     NegotiationRefused(String),
     /// The server's answer broke a rule of the specification.
     NegotiationBroken(String),
-    /// This machine has no adapter for it.
+    /// This machine has no adapter for the address.
     NoAdapter,
     /// The attempt failed on this machine.
     Local(String),

@@ -71,7 +71,7 @@ pub(crate) fn of_kind(kind: Kind, error: impl Into<Error>) -> Error {
 /// Gives the error of a result its kind.
 pub(crate) trait OfKind<T> {
     /// # Errors
-    /// The same error, with its kind.
+    /// The error of the result, with the kind.
     fn of_kind(self, kind: Kind) -> Result<T>;
 }
 

@@ -42,7 +42,7 @@ impl Capture {
     /// Creates the file, and replaces an existing one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let capture = Self::default();
         capture.open(path)?;
@@ -52,7 +52,7 @@ impl Capture {
     /// Ends the file that is being written, and creates another.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn open(&self, path: &Path) -> Result<()> {
         self.close();
         let file = File::create(path).and_then(|file| Recorder::new(BufWriter::new(file)));

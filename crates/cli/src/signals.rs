@@ -32,7 +32,7 @@ impl Interrupted {
     /// Waits for SIGINT and SIGTERM: others mean something else to a service, as [`Requests`] says.
     ///
     /// # Panics
-    /// Those of `new`.
+    /// The errors of `new`.
     pub(crate) fn of_service() -> Self {
         let signals = Signals::of_service().expect("the signals can be handled");
         Self { signals, count: 0 }

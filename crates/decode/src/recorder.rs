@@ -69,7 +69,7 @@ impl<W: Write> Recorder<W> {
     /// Writes the head of the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The head cannot be written.
     pub fn new(file: W) -> io::Result<Self> {
         let header = PcapHeader {
             snaplen: 1 << 18,

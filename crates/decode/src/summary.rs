@@ -48,9 +48,9 @@ pub struct Summary {
 pub struct LowestCredits {
     /// The number of the stream.
     pub stream: u32,
-    /// Those of the initiator.
+    /// The lowest credits of the initiator.
     pub initiator: Option<u32>,
-    /// Those of the responder.
+    /// The lowest credits of the responder.
     pub responder: Option<u32>,
 }
 

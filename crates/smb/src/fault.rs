@@ -14,7 +14,7 @@ pub enum Refusal {
     Signed {
         /// READ or WRITE.
         command: Command,
-        /// Its channel.
+        /// The channel of the request.
         channel: Channel,
     },
     /// The channel is neither RDMA_V1 nor RDMA_V1_INVALIDATE.
@@ -22,7 +22,7 @@ pub enum Refusal {
     Channel {
         /// READ or WRITE.
         command: Command,
-        /// Its channel.
+        /// The channel of the request.
         channel: Channel,
     },
     /// A client that is connected by TCP sent a request with a channel.
@@ -30,7 +30,7 @@ pub enum Refusal {
     NoRdma {
         /// READ or WRITE.
         command: Command,
-        /// Its channel.
+        /// The channel of the request.
         channel: Channel,
     },
     /// The request is malformed, so its channel cannot be decoded.

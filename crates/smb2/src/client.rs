@@ -81,7 +81,7 @@ impl Client {
     /// KDC knows the server. Before the server is asked, the KDC may take the time of [`Tickets::for_server`].
     ///
     /// # Errors
-    /// Those of `connect`, and [`Error::Kerberos`] if there is no ticket for the server.
+    /// The errors of `connect`, and [`Error::Kerberos`] if there is no ticket for the server.
     ///
     /// # Cancel safety
     /// That of `connect`.

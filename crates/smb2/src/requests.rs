@@ -125,7 +125,7 @@ impl<'a> ReadAnswer<'a> {
     /// Decodes the bytes after the header.
     ///
     /// # Errors
-    /// They are not an answer to READ.
+    /// The bytes are not an answer to READ.
     pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
         let response = ReadResponse::decode(&head(body), Header::LENGTH + body.len())?;
         let data = response.data;

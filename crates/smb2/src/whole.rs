@@ -25,7 +25,7 @@ const BYTES_BEYOND: usize = 4095;
 pub struct Moved {
     /// All of them.
     pub bytes: u64,
-    /// Those that moved by RDMA.
+    /// Bytes that moved by RDMA.
     pub by_rdma: u64,
 }
 
@@ -34,7 +34,7 @@ impl File {
     /// order.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read), and [`Error::Local`] with an error of `sink`.
+    /// The errors of [`read`](Self::read), and [`Error::Local`] with an error of `sink`.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the file and the session usable.
@@ -87,7 +87,7 @@ impl File {
     /// and returns 0 at the end.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write), and [`Error::Local`] with an error of `source`.
+    /// The errors of [`write`](Self::write), and [`Error::Local`] with an error of `source`.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the file and the session usable. The server may write the data of requests that it has.

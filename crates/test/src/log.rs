@@ -63,7 +63,7 @@ impl Write for Log {
 /// Asserts that the line is in one span of a connection and gives its peer.
 ///
 /// # Panics
-/// It is in no such span, or in several.
+/// The line is in no such span, or in several.
 #[track_caller]
 pub fn peer(line: &str) -> SocketAddr {
     let mut spans = line.split("connection{peer=").skip(1);

@@ -177,7 +177,7 @@ impl Rdma {
     /// without a host, for every address of the machine. Logs the addresses on which it cannot listen.
     ///
     /// # Errors
-    /// It can listen on none of them: the reason, and what to try.
+    /// This end can listen on none of the addresses: the reason, and what to try.
     pub async fn open_all(&self, address: &Address, kept: &mut Kept) -> Result<Vec<Opened>> {
         let families = Families::of(self.kind);
         let port = self.provider.attributes().default_port;

@@ -187,7 +187,7 @@ pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListe
 /// have the settings of `network` as well.
 ///
 /// # Errors
-/// It can listen on none of them: the reason, and what to try.
+/// This end can listen on none of the addresses: the reason, and what to try.
 pub async fn listen_tcp_all(
     address: &Address,
     default_port: u16,

@@ -26,7 +26,7 @@ pub struct Device {
     pub name: String,
     /// The protocol that it speaks on the wire.
     pub transport: Transport,
-    /// Its ports, beginning with number 1.
+    /// The ports of the device, beginning with number 1.
     pub ports: Vec<Port>,
     /// Work requests that a send queue or receive queue can hold.
     pub max_queue: u32,

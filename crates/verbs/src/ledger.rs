@@ -58,9 +58,9 @@ pub enum CompletionOutcome {
 /// The effect of a received message on the tokens of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidated {
-    /// It invalidated no token.
+    /// The message invalidated no token.
     Nothing,
-    /// It invalidated this token.
+    /// The message invalidated this token.
     Token(u32),
     /// It invalidated this token, if this end has such a token. Linux' rxe reports the flag with
     /// its value in the kernel, which in user space means something that does not apply to a
@@ -91,10 +91,10 @@ pub enum InvalidCompletion {
     /// An earlier Receive has not completed.
     #[error("a completion skips work that was posted before")]
     OutOfOrder,
-    /// It names another operation than was posted.
+    /// The completion names another operation than was posted.
     #[error("a completion names another operation than was posted")]
     WrongOperation,
-    /// It names more bytes than the Receive has room for.
+    /// The completion names more bytes than the Receive has room for.
     #[error("a completion names more bytes than were posted")]
     TooLong,
 }
@@ -102,11 +102,11 @@ pub enum InvalidCompletion {
 /// How a Send, Read or Write completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// It has a completion of its own.
+    /// The request has a completion of its own.
     Signaled,
-    /// It has no completion unless it fails. It succeeds with a later request.
+    /// The request has no completion unless it fails, and succeeds with a later one.
     Unsignaled,
-    /// It was not posted, because there is nothing to do. It succeeds as soon as all requests
+    /// The request was not posted, because there is nothing to do. It succeeds as soon as all requests
     /// before it have completed.
     Unposted,
 }
@@ -311,9 +311,9 @@ impl<R, S> Ledger<R, S> {
 /// Why a request ended, as returned by [`Ledger::take_ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It is an earlier request, which succeeded.
+    /// The request is an earlier one, which succeeded.
     Implied,
-    /// It is the request that the completion names.
+    /// The request is the one that the completion names.
     Named,
 }
 

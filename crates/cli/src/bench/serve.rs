@@ -47,7 +47,7 @@ impl Far {
     /// Starts a thread or a process, or resolves the address of a far end elsewhere.
     ///
     /// # Errors
-    /// It does not start, or the address is unknown.
+    /// The server does not start, or the address is unknown.
     pub(crate) fn start(bench: &Bench, setting: &EndSettings) -> Result<Self> {
         let far = |address, in_process, child| Self {
             address,

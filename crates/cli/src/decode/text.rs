@@ -218,7 +218,7 @@ fn words(kind: &EventKind, style: Style) -> String {
 /// The bytes that an end of this library appends to its MPA private data, so that another one
 /// recognises it.
 const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
-/// The same text for an initiator that wants no CRCs.
+/// The signature of an initiator that wants no CRCs.
 const PEER_SIGNATURE_WITHOUT_CRC: &[u8] = b"\x9d\xe1smbd\x03\x5c";
 
 fn startup(frame: &StartupFrame) -> String {

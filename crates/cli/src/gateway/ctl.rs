@@ -34,7 +34,7 @@ enum Action {
     Sessions,
     /// End a session
     End {
-        /// Its number in the list, or SERVICE/NUMBER if there are several services
+        /// The number of the session in the list, or SERVICE/NUMBER if there are several services
         id: String,
     },
     /// End the sessions of a server, whose clients then connect again

@@ -334,7 +334,7 @@ impl Services {
     /// Waits until a service has ended by itself, and watches the interfaces of the listeners. Cancel-safe.
     ///
     /// # Errors
-    /// It accepts no more clients.
+    /// The service accepts no more clients.
     pub(super) async fn ended(&mut self) -> Result<()> {
         let ended = loop {
             tokio::select! {

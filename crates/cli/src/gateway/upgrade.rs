@@ -267,7 +267,7 @@ mod linux {
         /// Has the new process serve, with what this one knows.
         ///
         /// # Errors
-        /// It has ended, or does not read.
+        /// The other process has ended, or does not read.
         pub(in super::super) async fn take_over(&mut self, knowledge: &Knowledge) -> Result<()> {
             let line = format!("{}\n", serde_json::to_string(knowledge)?);
             let stream = self.stream.get_mut();

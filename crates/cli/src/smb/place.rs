@@ -39,7 +39,7 @@ pub(crate) enum PlaceParser {
     InShare,
     /// A place in a share, or a server, `//SERVER[:PORT]`.
     OrServer,
-    /// The same, or `SERVER[:PORT]`.
+    /// A place in a share, or a server: `//SERVER[:PORT]` or `SERVER[:PORT]`.
     OrAddress,
 }
 

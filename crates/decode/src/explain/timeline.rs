@@ -85,7 +85,7 @@ pub(super) enum Window {
     Open,
     /// The sender has used it up. The receiver may be about to acknowledge.
     Full,
-    /// The same, and it is smaller than before: the receiver does not take the bytes from its socket.
+    /// The sender has used up a window that is smaller than before: the receiver does not take the bytes from its socket.
     Shrunk,
 }
 

@@ -70,7 +70,7 @@ fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr)
 /// Returns the length of the header that begins with `bytes`, or `None` if more bytes are needed to know it.
 ///
 /// # Errors
-/// It is not a header, or too long.
+/// The bytes are no header, or the header is too long.
 pub(crate) fn length(bytes: &[u8]) -> Result<Option<usize>, HeaderFault> {
     use ppp::v2::ParseError;
     if bytes.len() < VERSION_ONE.len() && VERSION_ONE.starts_with(bytes) {
@@ -95,7 +95,7 @@ fn within(length: usize) -> Result<usize, HeaderFault> {
 /// Returns the client that a whole header names. `None` if the connection is one of the proxy itself.
 ///
 /// # Errors
-/// It is malformed or too long, or does not name the client.
+/// The header is malformed or too long, or does not name the client.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Option<SocketAddr>, HeaderFault> {
     within(bytes.len())?;
     let header = Header::try_from(bytes).map_err(|error| {

@@ -15,7 +15,7 @@ const ALIGNMENT: usize = 8;
 /// An element of a message: its header, and its range in the message, including padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// Its header.
+    /// The header of the element.
     pub header: Header,
     /// The range of the element in the message.
     pub place: Range<usize>,

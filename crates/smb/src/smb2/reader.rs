@@ -42,9 +42,9 @@ pub enum Malformed {
     OutOfBounds {
         /// The name of the buffer's field in the specification.
         field: &'static str,
-        /// Its offset as received.
+        /// The offset as received.
         offset: u32,
-        /// Its length as received.
+        /// The length as received.
         length: u32,
     },
     /// The channel information is not an array of 16-byte buffer descriptors.

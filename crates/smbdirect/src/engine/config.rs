@@ -201,7 +201,7 @@ pub enum ConfigError {
     TooSmall {
         /// Name of the setting.
         setting: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: u64,
         /// The smallest legal value.
         minimum: u64,

@@ -43,7 +43,7 @@ struct Queued {
     /// The part of the message that has not been sent.
     unsent: Message,
     invalidate: Option<Token>,
-    /// Its number in the common sequence of messages and RDMA Writes.
+    /// The number of the message in the common sequence of messages and RDMA Writes.
     sequence: u64,
 }
 

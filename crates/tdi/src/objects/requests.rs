@@ -117,7 +117,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// a time of its own.
     ///
     /// # Errors
-    /// The same as those of [`listen`](Self::listen).
+    /// The errors of [`listen`](Self::listen).
     pub fn listen_and_query(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-02
         self.request(Operation::Listen {

@@ -217,7 +217,7 @@ impl Sends {
     /// Accepts no more sends, and reports [`SendNews::Drained`] when the earlier ones were sent.
     ///
     /// # Errors
-    /// The same as those of [`Outbound::release`].
+    /// The errors of [`Outbound::release`].
     pub(crate) fn release(&self) -> Result<(), Status> {
         self.with(|state| {
             let result = state.outbound.release();
