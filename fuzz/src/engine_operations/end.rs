@@ -13,6 +13,7 @@ use smbdirect::{
     rdma::work::{Limits, RemoteAddress, Room, Token, WorkId, WorkRequest},
 };
 
+use self::proved::Proved;
 use crate::input::Input;
 
 /// Maximum number of messages, reads and writes that wait at a time. More would only be slower.
@@ -30,6 +31,8 @@ pub(super) struct End {
     limits: Limits,
     passive: bool,
     connected: bool,
+    /// The end as the proof sees it.
+    proved: Proved,
 
     // The simulated queue pair.
     receives: VecDeque<(WorkId, u32)>,
@@ -140,6 +143,7 @@ impl End {
         Self {
             passive,
             engine,
+            proved: Proved::new(passive, &settings),
             settings,
             limits,
             connected: false,
@@ -371,10 +375,12 @@ impl End {
 
     pub(super) fn prompt(&mut self) {
         self.engine.prompt();
+        self.proved.prompted();
     }
 
     pub(super) fn keepalive(&mut self, now: Instant) {
         self.engine.prompt_keepalive(now);
+        self.proved.prompted();
     }
 
     pub(super) fn close(&mut self) {
@@ -384,6 +390,9 @@ impl End {
     }
 
     pub(super) fn time_out(&mut self, now: Instant) {
+        if self.due().is_some_and(|due| due <= now) {
+            self.proved.timer_expired();
+        }
         self.engine.handle_timeout(now);
         assert!(
             self.due().is_none_or(|due| due > now),
@@ -495,4 +504,6 @@ fn remote(at: RemoteAddress, length: usize) -> Bytes {
 }
 
 mod peer;
+#[path = "../../../crates/smbdirect/tests/it/pair/fabric/proved.rs"]
+mod proved;
 mod queue_pair;

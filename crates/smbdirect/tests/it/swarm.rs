@@ -13,7 +13,7 @@ use smbdirect::{
     rdma::work::Token,
 };
 
-use crate::pair::fabric::{Active, Faults, Pair, Passive, Random, Who, content};
+use crate::pair::fabric::{Active, Faults, Pair, Passive, Random, Who, content, same_credits};
 
 /// Number of seeds that a run uses by default.
 const SEEDS: u64 = 3000;
@@ -39,6 +39,17 @@ fn random_scenarios_keep_every_rule() {
         }
     }
     println!("{totals:?}");
+}
+
+/// The fabric follows each engine by the relation of `proofs/`. It is not told of the prompt here, so the message is no step.
+#[test]
+#[should_panic(expected = "an end sends, which is no step of the proof")]
+fn a_step_that_is_not_proved_is_noticed() {
+    let settings = same_credits(10);
+    let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
+    pair.active.engine.prompt();
+    pair.prompt(Passive);
+    pair.run();
 }
 
 /// The traffic of all scenarios, printed to show that the scenarios do work.

@@ -32,7 +32,13 @@ impl End {
                 ),
             };
             let (was_over, was_idle) = (self.is_over(), self.engine.is_idle());
-            let Some(work) = self.engine.poll_work(now, room) else {
+            self.proved.before(&self.engine);
+            let work = self.engine.poll_work(now, room);
+            // While work flushes, it is not visible which writes are left.
+            let is_free = self.transfers.is_empty() && !self.flushing;
+            self.proved
+                .worked(&self.engine, room, work.as_ref(), (is_free, true));
+            let Some(work) = work else {
                 break;
             };
             assert!(!was_over, "{work:?} behind the end");
@@ -281,6 +287,8 @@ impl End {
             self.expect_response(&message);
         }
         self.negotiate_received = true;
+        self.proved.before(&self.engine);
+        let whole = message.clone();
         // Every other message is split in two pieces.
         let message = match id.0 & 4 {
             0 => message,
@@ -302,6 +310,7 @@ impl End {
         let violated = matches!(self.engine.error(), Some(ConnectionError::Violation(_)));
         if let Some(legal) = legal {
             assert_eq!(violated, !legal, "{:?}", self.engine.error());
+            self.proved.heard(&self.engine, &whole);
         }
     }
 

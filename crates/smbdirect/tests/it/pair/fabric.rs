@@ -33,6 +33,8 @@ use smbdirect::{
 mod checks;
 #[path = "fabric/commands.rs"]
 mod commands;
+#[path = "fabric/proved.rs"]
+mod proved;
 #[path = "fabric/simulation.rs"]
 mod simulation;
 
@@ -190,6 +192,7 @@ pub(crate) struct End {
     pub(crate) engine: Connection,
     pub(crate) settings: Settings,
     pub(crate) memory: MemoryTable,
+    proved: proved::Proved,
     receives: VecDeque<(WorkId, u32)>,
     /// Number of Sends, Reads and Writes that have not completed.
     work: VecDeque<WorkId>,
@@ -293,10 +296,14 @@ impl fmt::Debug for Pair {
 }
 
 impl End {
-    fn new(settings: Settings, role: fn(Config, Instant) -> Connection, now: Instant) -> Self {
+    fn new(settings: Settings, who: Who, now: Instant) -> Self {
         let config = Config::new(settings.clone()).expect("the settings are legal");
         Self {
-            engine: role(config, now),
+            engine: match who {
+                Active => Connection::active(config, now),
+                Passive => Connection::passive(config, now),
+            },
+            proved: proved::Proved::new(who == Passive, &settings),
             settings,
             memory: MemoryTable::new(),
             receives: VecDeque::new(),

@@ -9,8 +9,8 @@ impl Pair {
         let mut pair = Self {
             start: now,
             now,
-            active: End::new(active, Connection::active, now),
-            passive: End::new(passive, Connection::passive, now),
+            active: End::new(active, Active, now),
+            passive: End::new(passive, Passive, now),
             faults,
             random: Random::new(seed),
             schedule: BTreeMap::new(),
@@ -160,13 +160,17 @@ impl Pair {
     }
 
     pub(crate) fn prompt(&mut self, who: Who) {
-        self.end_mut(who).engine.prompt();
+        let end = self.end_mut(who);
+        end.engine.prompt();
+        end.proved.prompted();
         self.turn(who);
     }
 
     pub(crate) fn keepalive(&mut self, who: Who) {
         let now = self.now;
-        self.end_mut(who).engine.prompt_keepalive(now);
+        let end = self.end_mut(who);
+        end.engine.prompt_keepalive(now);
+        end.proved.prompted();
         self.turn(who);
     }
 
@@ -204,10 +208,12 @@ impl Pair {
             let invalidated = None;
             let completion = Completion::Received {
                 id,
-                message,
+                message: message.clone(),
                 invalidated,
             };
+            end.proved.before(&end.engine);
             end.engine.handle_completion(now, completion);
+            end.proved.heard(&end.engine, &message);
             self.work(who);
         }
         self.lose();

@@ -57,7 +57,9 @@ impl Pair {
         } else {
             for who in Who::BOTH {
                 if self.end(who).engine.poll_timeout() <= Some(now) {
-                    self.end_mut(who).engine.handle_timeout(now);
+                    let end = self.end_mut(who);
+                    end.proved.timer_expired();
+                    end.engine.handle_timeout(now);
                     self.work(who);
                 }
             }
@@ -123,13 +125,17 @@ impl Pair {
         room
     }
 
+    fn is_full(&self, who: Who) -> bool {
+        let elapsed = self.now - self.start;
+        self.faults.full[who as usize].is_some_and(|(from, to)| (from..to).contains(&elapsed))
+            && self.end(who).is_established()
+    }
+
     /// Tells an engine whether its receive buffer is full.
     fn set_unread(&mut self, who: Who) {
-        let elapsed = self.now - self.start;
         let mut unread = 0;
-        if let Some((from, to)) = self.faults.full[who as usize]
-            && (from..to).contains(&elapsed)
-            && self.end(who).is_established()
+        if let Some((_, to)) = self.faults.full[who as usize]
+            && self.is_full(who)
         {
             unread = usize::MAX;
             let until = self.start + to;
@@ -155,9 +161,23 @@ impl Pair {
         self.set_unread(who);
         loop {
             let (now, room) = (self.now, self.room(who));
-            let engine = &mut self.end_mut(who).engine;
+            let has_space = !self.is_full(who);
+            let End {
+                engine,
+                proved,
+                transfers,
+                ..
+            } = self.end_mut(who);
             let is_idle = engine.is_idle();
-            let Some(work) = engine.poll_work(now, room) else {
+            proved.before(engine);
+            let work = engine.poll_work(now, room);
+            proved.worked(
+                engine,
+                room,
+                work.as_ref(),
+                (transfers.is_empty(), has_space),
+            );
+            let Some(work) = work else {
                 break;
             };
             assert!(!is_idle, "{work:?}");
@@ -318,7 +338,12 @@ impl Pair {
             }
             Completion::Flushed { .. } => unreachable!("flush() does that"),
         }
-        let engine = &mut self.end_mut(who).engine;
+        let heard = match &completion {
+            Completion::Received { message, .. } => Some(message.clone()),
+            _ => None,
+        };
+        let End { engine, proved, .. } = self.end_mut(who);
+        proved.before(engine);
         match completion {
             // Some messages are delivered in two pieces.
             Completion::Received {
@@ -338,6 +363,9 @@ impl Pair {
                 engine.handle_completion(now, rest);
             }
             whole => engine.handle_completion(now, whole),
+        }
+        if let Some(message) = heard {
+            proved.heard(engine, &message);
         }
         self.work(who);
     }
