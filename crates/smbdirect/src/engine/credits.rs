@@ -395,6 +395,29 @@ mod tests {
         }
     }
 
+    /// Messages that wait hold receives back, so that few credits can be granted although many are used.
+    #[test]
+    fn credits_are_not_granted_one_by_one() {
+        for (target, granted, grantable, due) in [
+            (80, 20, 19, false),
+            (80, 20, 20, true),
+            (80, 21, 59, false),
+            (80, 1, 1, false),
+            (80, 0, 1, true),
+            (4, 1, 1, true),
+            (255, 100, 63, false),
+            (255, 100, 64, true),
+        ] {
+            let mut credits = credits(target, 255);
+            credits.post(granted);
+            credits.grant(granted);
+            credits.post(grantable);
+            assert_eq!(credits.grantable(false), grantable);
+            let case = format!("{grantable} beside {granted} of {target}");
+            assert_eq!(credits.should_grant(), due, "{case}");
+        }
+    }
+
     #[test]
     fn a_raised_target_is_granted_and_a_lowered_one_revokes_nothing() {
         let mut credits = credits(10, 255);

@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     address,
     dispatch::IofCallDriver,
-    event::{KeInitializeEvent, KeWaitForSingleObject},
+    event::{KeInitializeEvent, KeReadStateEvent, KeWaitForSingleObject},
     files::{ObReferenceObjectByHandle, ObfDereferenceObject, ZwClose, of_handle},
     irp::IoBuildDeviceIoControlRequest,
     layout::{
@@ -276,6 +276,11 @@ struct Submitted {
 }
 
 impl Submitted {
+    fn has_completed(&self) -> bool {
+        // SAFETY: the event was initialized, and exists until `finish`.
+        unsafe { KeReadStateEvent(&raw mut (*self.report).event) != 0 }
+    }
+
     /// Waits for the completion. Returns it, and the memory.
     fn finish(self) -> ((Status, usize), Vec<u8>) {
         let mut limit = -60_i64 * 10_000_000;
@@ -471,6 +476,32 @@ fn aborted_sends_complete_when_their_memory_is_released() {
     assert!(aborted > 0);
     assert_eq!(EARLY.load(Ordering::SeqCst), 0);
     assert_eq!(abort.finish().0, (Status::SUCCESS, 0));
+    pair.close();
+}
+
+/// The receiver of a loopback without copies reads the memory of the sender, and has taken nothing yet.
+//= TDI-SEND-24 test
+#[test]
+fn sends_complete_when_the_receiver_has_read_their_memory() {
+    let mut large = Settings::default();
+    large.max_send_size = 8192;
+    large.max_receive_size = 8192;
+    let large = TransportSettings::new(Config::new(large).unwrap());
+    let pair = Pair::new(&device(Arc::new(Loopback::new()), large, false));
+    let send = pair.here.submit_send(&[7; 8000], 0);
+    let there = pair.there.endpoint();
+    while there.query_connection().unwrap().received_tsdus == 0 {
+        wait_for(async {}).unwrap();
+    }
+    // What is ready to run on the transport's thread runs before the last of these.
+    for _ in 0..100 {
+        wait_for(async {}).unwrap();
+    }
+    let place = send.memory.as_ptr() as usize;
+    assert!(LENT.lock().unwrap().contains(&place), "it is read in place");
+    assert!(!send.has_completed());
+    assert_eq!(pair.there.receive(), [7; 8000]);
+    assert_eq!(send.finish().0, (Status::SUCCESS, 8000));
     pair.close();
 }
 

@@ -53,19 +53,25 @@ async fn starve(ends: &Ends) -> Vec<Sending> {
     for number in 0..64_u8 {
         sendings.push(ends.here.send(vec![number; 1000], PLAIN));
     }
-    // The sends stop when the memory of the receiver is full.
+    // The sends stop when the memory of the receiver is full: it has posted no receive, and the sender has no credit.
+    let (here, there) = (ends.here.connection(), ends.there.connection());
+    let (here, there) = (here.unwrap(), there.unwrap());
+    let is_starved = || {
+        let held = ends.there.query_connection().unwrap().receive_buffer_held;
+        let credits = (here.credits().send_credits, there.credits().receive_credits);
+        held > 0 && credits == (0, 0)
+    };
     within(async {
-        let mut before = None;
-        loop {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let sent = ends.here.query_connection().unwrap().transmitted_tsdus;
-            if before.replace(sent) == Some(sent) {
-                assert!(sent < 60, "the sender never runs out of credits: {sent}");
-                return;
-            }
+        // Every task that was ready has run between two looks.
+        let mut looks = 0;
+        while looks < 100 {
+            looks = if is_starved() { looks + 1 } else { 0 };
+            tokio::task::yield_now().await;
         }
     })
     .await;
+    let sent = ends.here.query_connection().unwrap().transmitted_tsdus;
+    assert!(sent < 60, "the sender never runs out of credits: {sent}");
     sendings
 }
 
@@ -209,7 +215,8 @@ async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Prov
     ends.local.set_client(Some(recorder.clone()));
     let data = pattern(200_000, 1);
     let full = |length| sizes(ends.here.send(data.slice(..length), NON_BLOCKING));
-    // All bytes are taken before they are sent, because the peer takes no data.
+    let queued = starve(&ends).await;
+    // Nothing leaves until the peer takes data.
     assert_eq!(full(200_000).await, (Status::SUCCESS, 200_000));
     assert_eq!(full(150_000).await, (Status::SUCCESS, 150_000));
     // The bytes that fit are taken.
@@ -233,6 +240,10 @@ async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Prov
         assert!(available > 0);
     };
     let receive_all = async {
+        for sending in queued {
+            assert_eq!(ends.arrived().await.len(), 1000);
+            assert_eq!(sizes(sending).await, (Status::SUCCESS, 1000));
+        }
         assert_eq!(ends.arrived().await, data);
         assert_eq!(ends.arrived().await, data.slice(..150_000));
         let mut joined = data.slice(..50_000).to_vec();
