@@ -444,6 +444,31 @@ mod tests {
         }
     }
 
+    /// Memory in use by messages makes short ones copies. While the provider may have more messages, only much of it
+    /// counts.
+    #[test]
+    fn memory_in_use_decides_whether_short_messages_are_copied() {
+        for (waiting, bytes, is_drained, before, after) in [
+            (0, MAX_LENT_BYTES, true, true, false),
+            (0, MAX_LENT_BYTES + 1, true, false, true),
+            (0, MAX_LENT_BYTES + 1, false, false, false),
+            (0, 0, false, true, true),
+            (0, MAX_QUEUED_BYTES - 1, false, false, false),
+            (0, MAX_QUEUED_BYTES, false, false, true),
+            (100_000, MAX_LENT_BYTES + 400_000, true, true, false),
+            (100_000, MAX_LENT_BYTES + 500_000, true, false, true),
+        ] {
+            let mut inbox = Inbox {
+                copies_short: before,
+                cost: waiting,
+                ..Inbox::default()
+            };
+            inbox.set_lent(bytes, is_drained);
+            let case = format!("{bytes} with {waiting}, {is_drained}");
+            assert_eq!(inbox.copies_short, after, "{case}");
+        }
+    }
+
     #[test]
     fn scattered_messages_are_copied_when_many_wait() {
         let mut inbox = Inbox::default();

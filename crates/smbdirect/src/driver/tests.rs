@@ -23,7 +23,7 @@ use crate::{
     engine::{self, Config, MessageId, TransferId},
     rdma::{
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{Connected, QueuePair},
+        provider::{Connected, QueuePair, Usage},
         work::{
             Access, Completion, Disconnect, Limits, Room, Teardown, Token, WorkId, WorkRequest,
         },
@@ -46,6 +46,8 @@ struct Lists {
     polls: usize,
     /// After the scripted completions, the queue pair always returns one more completion, which has no effect.
     endless: bool,
+    /// Bytes of memory that received messages keep in use.
+    lent: usize,
 }
 
 impl Lists {
@@ -96,6 +98,13 @@ impl QueuePair for Script {
 
     fn busy_poll(&mut self) -> bool {
         self.needs_poll()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            lent: self.0.lock().unwrap().lent,
+            ..Usage::default()
+        }
     }
 
     fn disconnect(&mut self, _: Teardown) {}
@@ -296,6 +305,43 @@ fn a_dropped_future_leaves_no_waker() {
         }
     }
     assert_eq!(Arc::strong_count(&count), 1);
+}
+
+/// Messages keep much memory in use. Only when no completion is left does that make the next short message a copy,
+/// because the memory may be that of messages which were not taken.
+#[test]
+fn memory_in_use_is_judged_when_no_completion_is_left() {
+    for (count, limit, drained, copies) in [
+        (2, 1, true, false),
+        (1, 1, true, true),
+        (1, 1, false, false),
+        (1, 2, false, true),
+    ] {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        let mut first: Vec<_> = (0..=count).map(|_| segment(0)).collect();
+        let Completion::Received { message, .. } = &first[1] else {
+            unreachable!("it is a message");
+        };
+        let place = message.as_ptr_range().end;
+        let later = first.split_off(count);
+        let push = |segments| {
+            let mut lists = lists.lock().unwrap();
+            lists.lent = 1 << 20;
+            lists.done.extend::<Vec<Completion>>(segments);
+        };
+        shared.with(|state| {
+            let context = &mut Context::from_waker(Waker::noop());
+            push(first);
+            assert_eq!(state.take_completions(now(), context, limit, drained), 1);
+            push(later);
+            state.take_completions(now(), context, 1, true);
+            assert!(state.take_message(0).is_some());
+            let second = state.take_message(0).unwrap().into_bytes();
+            let copied = second.as_ptr_range().end != place;
+            assert_eq!(copied, copies, "{limit} of {count}, {drained}");
+        });
+    }
 }
 
 /// A busy-poll takes a message even if an earlier poll has taken as much as one poll may.
