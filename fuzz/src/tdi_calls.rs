@@ -135,7 +135,6 @@ impl Operation {
             for part in 0..parts {
                 let start = this.memory.as_mut_ptr().add(part * part_bytes);
                 let mdl = IoAllocateMdl(start.cast(), part_bytes as u32, 1, 0, this.irp);
-                MmBuildMdlForNonPagedPool(mdl);
                 this.mdls.push(mdl);
             }
             let location = (*this.irp).current_stack_location.sub(1);

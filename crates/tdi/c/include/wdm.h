@@ -109,7 +109,6 @@ typedef struct _WORK_QUEUE_ITEM {
 typedef VOID(NTAPI KSTART_ROUTINE)(PVOID StartContext);
 typedef KSTART_ROUTINE *PKSTART_ROUTINE;
 typedef struct _CLIENT_ID *PCLIENT_ID;
-typedef struct _IO_WORKITEM *PIO_WORKITEM;
 
 struct _IRP;
 struct _DEVICE_OBJECT;
@@ -336,6 +335,13 @@ typedef struct _IRP {
 typedef VOID(NTAPI IO_WORKITEM_ROUTINE)(PDEVICE_OBJECT DeviceObject, PVOID Context);
 typedef IO_WORKITEM_ROUTINE *PIO_WORKITEM_ROUTINE;
 
+typedef struct _IO_WORKITEM {
+  WORK_QUEUE_ITEM Item;
+  PDEVICE_OBJECT DeviceObject;
+  PIO_WORKITEM_ROUTINE Routine;
+  PVOID Context;
+} IO_WORKITEM, *PIO_WORKITEM;
+
 /* Requests. IoFreeIrp or a completion routine that returns STATUS_SUCCESS ends an IRP's life. */
 NTKERNELAPI PIRP NTAPI IoAllocateIrp(IN CCHAR StackSize, IN BOOLEAN ChargeQuota);
 NTKERNELAPI VOID NTAPI IoInitializeIrp(IN OUT PIRP Irp, IN USHORT PacketSize, IN CCHAR StackSize);
@@ -401,13 +407,7 @@ FORCEINLINE PDRIVER_CANCEL IoSetCancelRoutine(IN OUT PIRP Irp, IN PDRIVER_CANCEL
 /* Descriptions of memory. All memory of the process is always mapped and locked. */
 NTKERNELAPI PMDL NTAPI IoAllocateMdl(IN PVOID VirtualAddress OPTIONAL, IN ULONG Length, IN BOOLEAN SecondaryBuffer,
                                      IN BOOLEAN ChargeQuota, IN OUT PIRP Irp OPTIONAL);
-NTKERNELAPI VOID NTAPI IoBuildPartialMdl(IN PMDL SourceMdl, IN OUT PMDL TargetMdl, IN PVOID VirtualAddress,
-                                         IN ULONG Length);
 NTKERNELAPI VOID NTAPI IoFreeMdl(IN PMDL Mdl);
-NTKERNELAPI VOID NTAPI MmBuildMdlForNonPagedPool(IN OUT PMDL MemoryDescriptorList);
-NTKERNELAPI VOID NTAPI MmProbeAndLockPages(IN OUT PMDL MemoryDescriptorList, IN KPROCESSOR_MODE AccessMode,
-                                           IN LOCK_OPERATION Operation);
-NTKERNELAPI VOID NTAPI MmUnlockPages(IN OUT PMDL MemoryDescriptorList);
 
 #define MmGetMdlByteCount(Mdl) ((Mdl)->ByteCount)
 #define MmGetMdlByteOffset(Mdl) ((Mdl)->ByteOffset)
@@ -454,18 +454,60 @@ FORCEINLINE VOID MmUnmapLockedPages(IN PVOID BaseAddress, IN PMDL Mdl) {
   Mdl->MdlFlags &= ~MDL_MAPPED_TO_SYSTEM_VA;
 }
 
+FORCEINLINE VOID MmBuildMdlForNonPagedPool(IN OUT PMDL Mdl) {
+  Mdl->MappedSystemVa = MmGetMdlVirtualAddress(Mdl);
+  Mdl->MdlFlags |= MDL_SOURCE_IS_NONPAGED_POOL;
+}
+
+/* A description whose memory is locked is freed with the IRP, as by Windows. */
+FORCEINLINE VOID MmProbeAndLockPages(IN OUT PMDL Mdl, IN KPROCESSOR_MODE AccessMode, IN LOCK_OPERATION Operation) {
+  (void)Operation;
+  MmMapLockedPages(Mdl, AccessMode);
+  Mdl->MdlFlags |= MDL_PAGES_LOCKED;
+}
+
+FORCEINLINE VOID MmUnlockPages(IN OUT PMDL Mdl) {
+  Mdl->MdlFlags &= ~(MDL_PAGES_LOCKED | MDL_MAPPED_TO_SYSTEM_VA);
+}
+
+/* Describes a part of the memory of another description, which with a length of 0 is the rest of it. */
+FORCEINLINE VOID IoBuildPartialMdl(IN PMDL Source, IN OUT PMDL Target, IN PVOID VirtualAddress, IN ULONG Length) {
+  PMDL next = Target->Next;
+  PCHAR end = (PCHAR)MmGetMdlVirtualAddress(Source) + Source->ByteCount;
+  MmInitializeMdl(Target, VirtualAddress, Length == 0 ? (SIZE_T)(end - (PCHAR)VirtualAddress) : Length);
+  MmMapLockedPages(Target, KernelMode);
+  Target->MdlFlags |= MDL_PARTIAL;
+  Target->Next = next;
+}
+
 /* Events. A wait at DISPATCH_LEVEL for an event that is not signaled ends the program, as it ends Windows. */
-NTKERNELAPI VOID NTAPI KeInitializeEvent(OUT PRKEVENT Event, IN EVENT_TYPE Type, IN BOOLEAN State);
 NTKERNELAPI LONG NTAPI KeSetEvent(IN OUT PRKEVENT Event, IN KPRIORITY Increment, IN BOOLEAN Wait);
-NTKERNELAPI LONG NTAPI KeResetEvent(IN OUT PRKEVENT Event);
-NTKERNELAPI VOID NTAPI KeClearEvent(IN OUT PRKEVENT Event);
-NTKERNELAPI LONG NTAPI KeReadStateEvent(IN PRKEVENT Event);
 NTKERNELAPI NTSTATUS NTAPI KeWaitForSingleObject(IN PVOID Object, IN KWAIT_REASON WaitReason,
                                                  IN KPROCESSOR_MODE WaitMode, IN BOOLEAN Alertable,
                                                  IN PLARGE_INTEGER Timeout OPTIONAL);
 NTKERNELAPI NTSTATUS NTAPI KeDelayExecutionThread(IN KPROCESSOR_MODE WaitMode, IN BOOLEAN Alertable,
                                                   IN PLARGE_INTEGER Interval);
 NTKERNELAPI VOID NTAPI KeQuerySystemTime(OUT PLARGE_INTEGER CurrentTime);
+
+FORCEINLINE VOID KeInitializeEvent(OUT PRKEVENT Event, IN EVENT_TYPE Type, IN BOOLEAN State) {
+  memset(Event, 0, sizeof *Event);
+  Event->Header.Type = (UCHAR)Type;
+  Event->Header.Size = sizeof *Event / sizeof(LONG);
+  Event->Header.SignalState = State != FALSE;
+  InitializeListHead(&Event->Header.WaitListHead);
+}
+
+FORCEINLINE LONG KeResetEvent(IN OUT PRKEVENT Event) {
+  return __atomic_exchange_n(&Event->Header.SignalState, 0, __ATOMIC_SEQ_CST);
+}
+
+FORCEINLINE VOID KeClearEvent(IN OUT PRKEVENT Event) {
+  KeResetEvent(Event);
+}
+
+FORCEINLINE LONG KeReadStateEvent(IN PRKEVENT Event) {
+  return __atomic_load_n(&Event->Header.SignalState, __ATOMIC_SEQ_CST);
+}
 
 /* The IRQL of a thread. To raise it to a lower one, or to lower it to a higher one, ends the program. */
 NTKERNELAPI KIRQL NTAPI KeGetCurrentIrql(VOID);
@@ -532,31 +574,72 @@ FORCEINLINE PLIST_ENTRY ExInterlockedRemoveHeadList(PLIST_ENTRY ListHead, PKSPIN
 }
 
 /* DPCs and timers. The routines run on the transport's thread at DISPATCH_LEVEL. */
-NTKERNELAPI VOID NTAPI KeInitializeDpc(OUT PRKDPC Dpc, IN PKDEFERRED_ROUTINE DeferredRoutine, IN PVOID DeferredContext);
 NTKERNELAPI BOOLEAN NTAPI KeInsertQueueDpc(IN OUT PRKDPC Dpc, IN PVOID SystemArgument1, IN PVOID SystemArgument2);
 NTKERNELAPI BOOLEAN NTAPI KeRemoveQueueDpc(IN OUT PRKDPC Dpc);
 NTKERNELAPI VOID NTAPI KeFlushQueuedDpcs(VOID);
-NTKERNELAPI VOID NTAPI KeInitializeTimer(OUT PKTIMER Timer);
-NTKERNELAPI VOID NTAPI KeInitializeTimerEx(OUT PKTIMER Timer, IN TIMER_TYPE Type);
-NTKERNELAPI BOOLEAN NTAPI KeSetTimer(IN OUT PKTIMER Timer, IN LARGE_INTEGER DueTime, IN PKDPC Dpc OPTIONAL);
 NTKERNELAPI BOOLEAN NTAPI KeSetTimerEx(IN OUT PKTIMER Timer, IN LARGE_INTEGER DueTime, IN LONG Period,
                                        IN PKDPC Dpc OPTIONAL);
 NTKERNELAPI BOOLEAN NTAPI KeCancelTimer(IN OUT PKTIMER Timer);
-NTKERNELAPI BOOLEAN NTAPI KeReadStateTimer(IN PKTIMER Timer);
+
+FORCEINLINE VOID KeInitializeDpc(OUT PRKDPC Dpc, IN PKDEFERRED_ROUTINE DeferredRoutine, IN PVOID DeferredContext) {
+  memset(Dpc, 0, sizeof *Dpc);
+  Dpc->Type = 19; /* DpcObject */
+  Dpc->DeferredRoutine = DeferredRoutine;
+  Dpc->DeferredContext = DeferredContext;
+}
+
+FORCEINLINE VOID KeInitializeTimerEx(OUT PKTIMER Timer, IN TIMER_TYPE Type) {
+  memset(Timer, 0, sizeof *Timer);
+  Timer->Header.Type = (UCHAR)(8 + Type); /* TimerNotificationObject */
+  InitializeListHead(&Timer->Header.WaitListHead);
+}
+
+FORCEINLINE VOID KeInitializeTimer(OUT PKTIMER Timer) {
+  KeInitializeTimerEx(Timer, NotificationTimer);
+}
+
+FORCEINLINE BOOLEAN KeSetTimer(IN OUT PKTIMER Timer, IN LARGE_INTEGER DueTime, IN PKDPC Dpc OPTIONAL) {
+  return KeSetTimerEx(Timer, DueTime, 0, Dpc);
+}
+
+FORCEINLINE BOOLEAN KeReadStateTimer(IN PKTIMER Timer) {
+  return __atomic_load_n(&Timer->Header.SignalState, __ATOMIC_SEQ_CST) != 0;
+}
 
 /* Work items and threads, which run at PASSIVE_LEVEL. */
 #define ExInitializeWorkItem(Item, Routine, Context) \
   ((Item)->WorkerRoutine = (Routine), (Item)->Parameter = (Context), (Item)->List.Flink = NULL)
 NTKERNELAPI VOID NTAPI ExQueueWorkItem(IN OUT PWORK_QUEUE_ITEM WorkItem, IN WORK_QUEUE_TYPE QueueType);
-NTKERNELAPI PIO_WORKITEM NTAPI IoAllocateWorkItem(IN PDEVICE_OBJECT DeviceObject);
-NTKERNELAPI VOID NTAPI IoQueueWorkItem(IN PIO_WORKITEM IoWorkItem, IN PIO_WORKITEM_ROUTINE WorkerRoutine,
-                                       IN WORK_QUEUE_TYPE QueueType, IN PVOID Context OPTIONAL);
-NTKERNELAPI VOID NTAPI IoFreeWorkItem(IN PIO_WORKITEM IoWorkItem);
 NTKERNELAPI NTSTATUS NTAPI PsCreateSystemThread(OUT PHANDLE ThreadHandle, IN ULONG DesiredAccess,
                                                 IN POBJECT_ATTRIBUTES ObjectAttributes OPTIONAL,
                                                 IN HANDLE ProcessHandle OPTIONAL, OUT PCLIENT_ID ClientId OPTIONAL,
                                                 IN PKSTART_ROUTINE StartRoutine, IN PVOID StartContext OPTIONAL);
 extern POBJECT_TYPE *PsThreadType;
+
+FORCEINLINE PIO_WORKITEM IoAllocateWorkItem(IN PDEVICE_OBJECT DeviceObject) {
+  PIO_WORKITEM item = (PIO_WORKITEM)malloc(sizeof *item);
+  if (item != NULL)
+    item->DeviceObject = DeviceObject;
+  return item;
+}
+
+FORCEINLINE VOID IopRunWorkItem(PVOID Parameter) {
+  PIO_WORKITEM item = (PIO_WORKITEM)Parameter;
+  item->Routine(item->DeviceObject, item->Context);
+}
+
+/* The routine may free the item. */
+FORCEINLINE VOID IoQueueWorkItem(IN OUT PIO_WORKITEM IoWorkItem, IN PIO_WORKITEM_ROUTINE WorkerRoutine,
+                                 IN WORK_QUEUE_TYPE QueueType, IN PVOID Context OPTIONAL) {
+  IoWorkItem->Routine = WorkerRoutine;
+  IoWorkItem->Context = Context;
+  ExInitializeWorkItem(&IoWorkItem->Item, IopRunWorkItem, IoWorkItem);
+  ExQueueWorkItem(&IoWorkItem->Item, QueueType);
+}
+
+FORCEINLINE VOID IoFreeWorkItem(IN PIO_WORKITEM IoWorkItem) {
+  free(IoWorkItem);
+}
 
 FORCEINLINE NTSTATUS PsTerminateSystemThread(IN NTSTATUS ExitStatus) {
   (void)ExitStatus;
@@ -631,10 +714,24 @@ NTKERNELAPI NTSTATUS NTAPI IoGetDeviceObjectPointer(IN PUNICODE_STRING ObjectNam
                                                     OUT PFILE_OBJECT *FileObject, OUT PDEVICE_OBJECT *DeviceObject);
 
 /* Memory and messages. */
-NTKERNELAPI PVOID NTAPI ExAllocatePool(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes);
-NTKERNELAPI PVOID NTAPI ExAllocatePoolWithTag(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes, IN ULONG Tag);
-NTKERNELAPI VOID NTAPI ExFreePool(IN PVOID P);
-NTKERNELAPI VOID NTAPI ExFreePoolWithTag(IN PVOID P, IN ULONG Tag);
+FORCEINLINE PVOID ExAllocatePool(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes) {
+  (void)PoolType;
+  return malloc(NumberOfBytes == 0 ? 1 : NumberOfBytes);
+}
+
+FORCEINLINE PVOID ExAllocatePoolWithTag(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes, IN ULONG Tag) {
+  (void)Tag;
+  return ExAllocatePool(PoolType, NumberOfBytes);
+}
+
+FORCEINLINE VOID ExFreePool(IN PVOID P) {
+  free(P);
+}
+
+FORCEINLINE VOID ExFreePoolWithTag(IN PVOID P, IN ULONG Tag) {
+  (void)Tag;
+  free(P);
+}
 
 __attribute__((format(printf, 1, 2))) FORCEINLINE ULONG DbgPrint(IN PCSTR Format, ...) {
   va_list arguments;

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     collections::HashMap,
     future::Future,
-    ptr,
+    mem,
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
 };
@@ -67,10 +67,16 @@ impl Device {
     }
 
     fn new(transport: Transport, copies: bool) -> &'static Self {
+        // SAFETY: zeros are valid in every field.
+        let mut object: DeviceObject = unsafe { mem::zeroed() };
+        object.kind = IO_TYPE_DEVICE;
+        object.size = size_of::<DeviceObject>() as u16;
+        object.device_type = DEVICE_TYPE_NETWORK;
+        object.stack_size = 1;
         Box::leak(Box::new(Self {
             transport,
             copies,
-            object: Box::into_raw(Box::new(new_object())),
+            object: Box::into_raw(Box::new(object)),
         }))
     }
 
@@ -86,33 +92,12 @@ impl Device {
     }
 }
 
-fn new_object() -> DeviceObject {
-    DeviceObject {
-        kind: IO_TYPE_DEVICE,
-        size: size_of::<DeviceObject>() as u16,
-        reference_count: 0,
-        driver_object: ptr::null_mut(),
-        next_device: ptr::null_mut(),
-        attached_device: ptr::null_mut(),
-        current_irp: ptr::null_mut(),
-        timer: ptr::null_mut(),
-        flags: 0,
-        characteristics: 0,
-        vpb: ptr::null_mut(),
-        device_extension: ptr::null_mut(),
-        device_type: DEVICE_TYPE_NETWORK,
-        stack_size: 1,
-        reserved: [ptr::null_mut(); 31],
-    }
-}
-
 thread_local! {
     static IS_TRANSPORT: Cell<bool> = const { Cell::new(false) };
-    static CALLBACKS: Cell<u32> = const { Cell::new(0) };
     static IRQL: Cell<u8> = const { Cell::new(PASSIVE_LEVEL) };
 }
 
-pub(crate) const PASSIVE_LEVEL: u8 = 0;
+const PASSIVE_LEVEL: u8 = 0;
 pub(crate) const DISPATCH_LEVEL: u8 = 2;
 
 /// Returns the IRQL of this thread.
@@ -157,34 +142,42 @@ pub(crate) fn runtime() -> &'static Handle {
     &RUNTIME
 }
 
-/// Returns whether the caller runs on the transport's thread, which must not wait for itself.
-pub(crate) fn is_transport_thread() -> bool {
-    IS_TRANSPORT.get()
+/// Returns whether this thread runs at DISPATCH_LEVEL, as completion routines, handlers and holders of spin locks do.
+pub(crate) fn is_at_dispatch_level() -> bool {
+    irql() >= DISPATCH_LEVEL
 }
 
-/// Returns whether a completion routine or a handler of a client is running on this thread.
-pub(crate) fn is_in_callback() -> bool {
-    CALLBACKS.get() > 0
+/// Returns whether this thread may wait. At DISPATCH_LEVEL, and on the transport's thread, what it waits for may need
+/// this thread or a lock that it holds.
+pub(crate) fn may_wait() -> bool {
+    !IS_TRANSPORT.get() && !is_at_dispatch_level()
+}
+
+/// Ends the program if this thread may not wait.
+pub(crate) fn check_may_wait(function: &str) {
+    if !may_wait() {
+        bug_check(&format!(
+            "{function} was called at DISPATCH_LEVEL; wait at PASSIVE_LEVEL"
+        ));
+    }
 }
 
 /// Calls a completion routine or a handler of a client, at DISPATCH_LEVEL.
 pub(crate) fn call_client<R>(callback: impl FnOnce() -> R) -> R {
-    CALLBACKS.set(CALLBACKS.get() + 1);
     let before = set_irql(DISPATCH_LEVEL);
     let result = callback();
     set_irql(before);
-    CALLBACKS.set(CALLBACKS.get() - 1);
     result
 }
 
 /// Runs `work` on the transport's thread and waits for its result.
 ///
 /// # Errors
-/// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the caller runs on the transport's thread.
+/// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): this thread may not wait.
 pub(crate) fn wait_for<R: Send + 'static>(
     work: impl Future<Output = R> + Send + 'static,
 ) -> Result<R, Status> {
-    if is_transport_thread() {
+    if !may_wait() {
         return Err(Status::INVALID_DEVICE_STATE);
     }
     let (sender, receiver) = mpsc::channel();

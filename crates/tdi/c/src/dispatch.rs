@@ -90,15 +90,6 @@ unsafe fn request(device: &'static Device, irp: *mut Irp) -> NtStatus {
     }
 }
 
-/// Returns the parameters of a request.
-///
-/// # Safety
-/// The location is valid, and `T` is the type of its request's parameters.
-unsafe fn parameters<T: Copy>(location: *const IoStackLocation) -> T {
-    // SAFETY: the parameters have room for each type of them.
-    unsafe { (&raw const (*location).parameters).cast::<T>().read() }
-}
-
 /// Reads the parameters of a request of TDI.
 ///
 /// # Safety
@@ -115,7 +106,7 @@ unsafe fn tdi(
         match (*location).minor_function {
             ASSOCIATE_ADDRESS => {
                 let endpoint = file.endpoint()?;
-                let address = of_handle(parameters::<Handle>(location))?;
+                let address = of_handle((*location).parameters::<Handle>())?;
                 endpoint.associate(&address.address()?.0)?;
                 Ok(now(Status::SUCCESS))
             }
@@ -123,26 +114,26 @@ unsafe fn tdi(
                 file.endpoint()?.disassociate()?;
                 Ok(now(Status::SUCCESS))
             }
-            CONNECT => connect(file, parameters(location)),
-            LISTEN => listen(file, parameters(location)),
+            CONNECT => connect(file, (*location).parameters()),
+            LISTEN => listen(file, (*location).parameters()),
             ACCEPT => {
                 let [_, returned, ..] = (*location).parameters;
                 established(file, Operation::Accept, Returned::new(returned))
             }
-            DISCONNECT => disconnect(file, parameters(location)),
+            DISCONNECT => disconnect(file, (*location).parameters()),
             SEND => {
-                let RequestData { length, flags } = parameters(location);
+                let RequestData { length, flags } = (*location).parameters();
                 let flags = SendFlags::from_bits_retain(flags);
                 send(device, file.endpoint()?, mdl, length, flags)
             }
             RECEIVE => {
-                let RequestData { length, flags } = parameters(location);
+                let RequestData { length, flags } = (*location).parameters();
                 let flags = ReceiveFlags::from_bits_retain(flags);
                 receive(file.endpoint()?, mdl, length, flags)
             }
-            SET_EVENT_HANDLER => set_event_handler(file, parameters(location)),
+            SET_EVENT_HANDLER => set_event_handler(file, (*location).parameters()),
             QUERY_INFORMATION => {
-                let RequestQuery { query_type, .. } = parameters(location);
+                let RequestQuery { query_type, .. } = (*location).parameters();
                 let answer = query::answer(device, file, query_type)?;
                 Ok(outcome(return_answer(mdl, &answer)?))
             }
@@ -325,7 +316,7 @@ unsafe fn read_or_write(
 ) -> Result<Start, Status> {
     // SAFETY: the caller promises a valid request.
     unsafe {
-        let (mdl, length) = ((*irp).mdl_address, parameters::<u32>(location));
+        let (mdl, length) = ((*irp).mdl_address, (*location).parameters::<u32>());
         let endpoint = file.endpoint()?;
         if (*location).major_function == IRP_MJ_WRITE {
             //= TDI-SEND-32

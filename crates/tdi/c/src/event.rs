@@ -12,15 +12,15 @@ use std::{
 };
 
 use crate::{
-    device::{DISPATCH_LEVEL, bug_check, irql},
+    device::check_may_wait,
     layout::{KEvent, ListEntry, NtStatus},
 };
 
 /// The types of objects that stay signaled until they are reset: NotificationEvent, threads, and notification timers. A
 /// wait resets any other object.
-const NOTIFICATION_EVENT: u8 = 0;
+pub(crate) const NOTIFICATION_EVENT: u8 = 0;
 const THREAD_OBJECT: u8 = 6;
-pub(crate) const TIMER_NOTIFICATION_OBJECT: u8 = 8;
+const TIMER_NOTIFICATION_OBJECT: u8 = 8;
 const NOTIFICATION_OBJECTS: [u8; 3] =
     [NOTIFICATION_EVENT, THREAD_OBJECT, TIMER_NOTIFICATION_OBJECT];
 const STATUS_SUCCESS: NtStatus = 0;
@@ -47,26 +47,21 @@ unsafe fn is_notification(event: *const KEvent) -> bool {
     NOTIFICATION_OBJECTS.contains(unsafe { &(*event).kind })
 }
 
-/// Initializes an event.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeInitializeEvent(event: *mut KEvent, kind: u32, signaled: u8) {
-    if event.is_null() {
-        return;
-    }
-    // SAFETY: the caller promises memory for an event.
-    unsafe {
-        let list = &raw mut (*event).wait_list_head;
-        event.write(KEvent {
-            kind: kind as u8,
+impl KEvent {
+    /// Returns an event of a type. Its list of waiters, which no client reads, is not used.
+    pub(crate) fn new(kind: u8, is_signaled: bool) -> Self {
+        let list = ListEntry {
+            flink: ptr::null_mut(),
+            blink: ptr::null_mut(),
+        };
+        Self {
+            kind,
             signalling: 0,
-            size: (size_of::<KEvent>() / 4) as u8,
+            size: (size_of::<Self>() / 4) as u8,
             reserved: 0,
-            signal_state: i32::from(signaled != 0),
-            wait_list_head: ListEntry {
-                flink: list,
-                blink: list,
-            },
-        });
+            signal_state: i32::from(is_signaled),
+            wait_list_head: list,
+        }
     }
 }
 
@@ -92,33 +87,6 @@ pub unsafe extern "C" fn KeSetEvent(event: *mut KEvent, _increment: i32, _wait: 
         )
     };
     former
-}
-
-/// Resets an event, and returns its former state.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeResetEvent(event: *mut KEvent) -> i32 {
-    if event.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller promises a valid event.
-    unsafe { state(event) }.swap(0, Ordering::SeqCst)
-}
-
-/// Resets an event.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeClearEvent(event: *mut KEvent) {
-    // SAFETY: the promise is the same.
-    unsafe { KeResetEvent(event) };
-}
-
-/// Returns the state of an event.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeReadStateEvent(event: *mut KEvent) -> i32 {
-    if event.is_null() {
-        return 0;
-    }
-    // SAFETY: the caller promises a valid event.
-    unsafe { state(event) }.load(Ordering::SeqCst)
 }
 
 /// Waits until an event, a timer or a thread is signaled, or a time-out has expired.
@@ -149,10 +117,7 @@ pub unsafe extern "C" fn KeWaitForSingleObject(
         if left.is_some_and(|left| left.is_zero()) {
             return STATUS_TIMEOUT;
         }
-        if irql() >= DISPATCH_LEVEL {
-            // On the transport's thread, the thread that would signal the event is this one.
-            bug_check("KeWaitForSingleObject was called at DISPATCH_LEVEL; wait at PASSIVE_LEVEL");
-        }
+        check_may_wait("KeWaitForSingleObject");
         futex_wait(state, seen, left);
     }
 }
@@ -186,6 +151,7 @@ pub unsafe extern "C" fn KeDelayExecutionThread(
     let Some(&interval) = (unsafe { interval.as_ref() }) else {
         return STATUS_INVALID_PARAMETER;
     };
+    check_may_wait("KeDelayExecutionThread");
     thread::sleep(duration(interval));
     STATUS_SUCCESS
 }
@@ -222,10 +188,7 @@ unsafe impl Sync for Thread {}
 
 impl Thread {
     pub(crate) fn new() -> Self {
-        let object = Box::into_raw(Box::<KEvent>::new_uninit()).cast::<KEvent>();
-        // SAFETY: the memory is for an event.
-        unsafe { KeInitializeEvent(object, THREAD_OBJECT.into(), 0) };
-        Self(object)
+        Self(Box::into_raw(Box::new(KEvent::new(THREAD_OBJECT, false))))
     }
 
     pub(crate) const fn object(&self) -> *mut KEvent {
@@ -255,9 +218,7 @@ mod tests {
     #[test]
     fn a_notification_event_wakes_all_its_waiters() {
         // The threads of a failed test still wait for the event.
-        let event = Box::into_raw(Box::<KEvent>::new_uninit()).cast::<KEvent>();
-        // SAFETY: the memory is for an event.
-        unsafe { KeInitializeEvent(event, NOTIFICATION_EVENT.into(), 0) };
+        let event = Box::into_raw(Box::new(KEvent::new(NOTIFICATION_EVENT, false)));
         let (woken, wakes) = mpsc::channel();
         for _ in 0..3 {
             let (sender, receiver) = mpsc::channel();

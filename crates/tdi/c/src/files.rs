@@ -3,19 +3,16 @@
 use std::{
     collections::HashMap,
     ffi::c_void,
-    ptr,
+    mem, ptr,
     sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use smbdirect_tdi::{Address, Endpoint, Status};
 
 use crate::{
-    device::{Device, is_in_callback, lock, runtime, wait_for},
+    device::{Device, lock, may_wait, runtime, wait_for},
     event::Thread,
-    layout::{
-        DeviceObject, FileObject, Handle, IO_TYPE_FILE, KEvent, ListEntry, NtStatus, UnicodeString,
-        nt,
-    },
+    layout::{DeviceObject, FileObject, Handle, IO_TYPE_FILE, NtStatus, nt},
     slots::{ConnectionContext, Handlers},
 };
 
@@ -122,11 +119,17 @@ impl File {
     /// Opens a file, and returns its handle.
     pub(crate) fn open(device: &'static Device, body: Body) -> Handle {
         let kind = match &body {
-            Body::Address { .. } => 1,
+            Body::Address { .. } => 1_usize,
             Body::Connection(_) => 2,
             Body::ControlChannel => 3,
         };
-        let object = Box::into_raw(Box::new(new_object(device.object(), kind)));
+        // SAFETY: zeros are valid in every field.
+        let mut object: FileObject = unsafe { mem::zeroed() };
+        object.kind = IO_TYPE_FILE;
+        object.size = size_of::<FileObject>() as i16;
+        object.device_object = device.object();
+        object.fs_context2 = kind as *mut c_void;
+        let object = Box::into_raw(Box::new(object));
         let file = Arc::new(Self {
             device,
             body,
@@ -182,7 +185,7 @@ impl File {
     }
 
     /// Cancels the requests of the file, because its last handle was closed. When this returns, they have completed and no
-    /// handler runs, unless the caller is itself a handler or a completion routine.
+    /// handler runs, unless the caller may not wait.
     fn clean_up(&self) {
         let _context = runtime().enter();
         match &self.body {
@@ -199,7 +202,7 @@ impl File {
             }
             Body::ControlChannel => {}
         }
-        if is_in_callback() {
+        if !may_wait() {
             return;
         }
         // Handlers run on the transport's thread. After the cancellation above none begins, and one that ran there has
@@ -215,57 +218,6 @@ impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: the object was allocated as a box in `open`, and no client has a reference to it any more.
         drop(unsafe { Box::from_raw(self.object) });
-    }
-}
-
-fn new_object(device: *mut DeviceObject, kind: usize) -> FileObject {
-    let list = ListEntry {
-        flink: ptr::null_mut(),
-        blink: ptr::null_mut(),
-    };
-    let event = KEvent {
-        kind: 0,
-        signalling: 0,
-        size: (size_of::<KEvent>() / 4) as u8,
-        reserved: 0,
-        signal_state: 0,
-        wait_list_head: list,
-    };
-    FileObject {
-        kind: IO_TYPE_FILE,
-        size: size_of::<FileObject>() as i16,
-        device_object: device,
-        vpb: ptr::null_mut(),
-        fs_context: ptr::null_mut(),
-        fs_context2: kind as *mut c_void,
-        section_object_pointer: ptr::null_mut(),
-        private_cache_map: ptr::null_mut(),
-        final_status: 0,
-        related_file_object: ptr::null_mut(),
-        lock_operation: 0,
-        delete_pending: 0,
-        read_access: 1,
-        write_access: 1,
-        delete_access: 0,
-        shared_read: 0,
-        shared_write: 0,
-        shared_delete: 0,
-        flags: 0,
-        file_name: UnicodeString {
-            length: 0,
-            maximum_length: 0,
-            buffer: ptr::null_mut(),
-        },
-        current_byte_offset: 0,
-        waiters: 0,
-        busy: 0,
-        last_lock: ptr::null_mut(),
-        lock: event,
-        event,
-        completion_context: ptr::null_mut(),
-        irp_list_lock: 0,
-        irp_list: list,
-        file_object_extension: ptr::null_mut(),
     }
 }
 

@@ -288,9 +288,7 @@ unsafe fn returned_receive(
             request.complete((Status::INVALID_CONNECTION, 0));
             return None;
         }
-        let data = (&raw const (*location).parameters)
-            .cast::<RequestData>()
-            .read();
+        let data: RequestData = (*location).parameters();
         match Target::new((*irp).mdl_address, data.length as usize) {
             Ok(target) => {
                 let receive = Receive(target, move |outcome| request.complete(outcome));

@@ -18,7 +18,7 @@ use smbdirect_tdi::Status;
 
 use crate::{
     address::Returned,
-    device::{bug_check, call_client, is_in_callback, lock, runtime},
+    device::{bug_check, call_client, is_at_dispatch_level, lock, runtime},
     event::KeSetEvent,
     files::File,
     kernel::{IoAcquireCancelSpinLock, IoReleaseCancelSpinLock},
@@ -406,12 +406,12 @@ impl Request {
 
     /// Completes the request.
     ///
-    /// A request that a handler or a completion routine submits never completes in the call. Otherwise a routine that
-    /// submits the next request would be called inside itself, again and again.
+    /// A request that is submitted at DISPATCH_LEVEL never completes in the call. Otherwise a routine that submits the
+    /// next request would be called inside itself, again and again, and another one with a lock held that it needs.
     pub(crate) fn complete(mut self, outcome: Outcome) {
         self.outcome = outcome;
         let mut step = lock(&self.progress.0);
-        if is_in_callback() && step.is_in_call() {
+        if is_at_dispatch_level() && step.is_in_call() {
             *step = Step::Pending(None);
             drop(step);
             runtime().spawn(async move { drop(self) });

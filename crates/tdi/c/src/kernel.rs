@@ -4,7 +4,6 @@
 //! Work items and threads run on threads of their own at PASSIVE_LEVEL.
 
 use std::{
-    cell::RefCell,
     collections::HashMap,
     ffi::c_void,
     mem, ptr,
@@ -20,20 +19,14 @@ use smbdirect_tdi::Status;
 use tokio::time::sleep;
 
 use crate::{
-    device::{DISPATCH_LEVEL, bug_check, call_client, irql, lock, runtime, set_irql, wait_for},
-    event::{
-        KeInitializeEvent, KeReadStateEvent, KeSetEvent, TIMER_NOTIFICATION_OBJECT, Thread,
-        duration, windows_time,
+    device::{
+        DISPATCH_LEVEL, bug_check, call_client, check_may_wait, irql, lock, runtime, set_irql,
+        wait_for,
     },
+    event::{KeSetEvent, Thread, duration, windows_time},
     files::{Object, open},
-    layout::{
-        DeferredRoutine, DeviceObject, Handle, KDpc, KTimer, NtStatus, WorkQueueItem,
-        WorkerRoutine, nt,
-    },
+    layout::{Handle, KDpc, KTimer, NtStatus, WorkQueueItem, WorkerRoutine, nt},
 };
-
-/// DpcObject.
-const DPC_OBJECT: u8 = 19;
 
 /// Returns the IRQL of this thread: DISPATCH_LEVEL in completion routines, event handlers and DPCs.
 #[unsafe(no_mangle)]
@@ -108,23 +101,6 @@ impl Queue {
     }
 }
 
-/// Initializes a DPC.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeInitializeDpc(
-    dpc: *mut KDpc,
-    routine: Option<DeferredRoutine>,
-    context: *mut c_void,
-) {
-    // SAFETY: the caller promises memory for a DPC, in every field of which zeros are valid.
-    unsafe {
-        let mut value: KDpc = mem::zeroed();
-        value.kind = DPC_OBJECT;
-        value.deferred_routine = routine;
-        value.deferred_context = context;
-        dpc.write(value);
-    }
-}
-
 /// Queues a DPC, unless it is queued. Returns whether it was queued by this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn KeInsertQueueDpc(
@@ -186,25 +162,8 @@ pub extern "C" fn KeRemoveQueueDpc(dpc: *mut KDpc) -> u8 {
 /// Waits until the DPCs that were queued have run.
 #[unsafe(no_mangle)]
 pub extern "C" fn KeFlushQueuedDpcs() {
+    check_may_wait("KeFlushQueuedDpcs");
     let _ = wait_for(async {});
-}
-
-/// Initializes a timer; type 0 is a notification timer, and 1 a synchronization timer.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeInitializeTimerEx(timer: *mut KTimer, kind: u32) {
-    // SAFETY: the caller promises memory for a timer, in every field of which zeros are valid.
-    unsafe {
-        timer.write(mem::zeroed());
-        let kind = u32::from(TIMER_NOTIFICATION_OBJECT) + kind;
-        KeInitializeEvent(&raw mut (*timer).header, kind, 0);
-    }
-}
-
-/// Initializes a notification timer.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeInitializeTimer(timer: *mut KTimer) {
-    // SAFETY: the promise is the same.
-    unsafe { KeInitializeTimerEx(timer, 0) };
 }
 
 /// Sets a timer, which is signaled at `due` and then, if `period` is not 0, after each period in milliseconds. Returns
@@ -264,13 +223,6 @@ fn fire(address: usize, number: u64, is_periodic: bool) -> bool {
     true
 }
 
-/// Sets a timer that is signaled once.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeSetTimer(timer: *mut KTimer, due: i64, dpc: *mut KDpc) -> u8 {
-    // SAFETY: the promise is the same.
-    unsafe { KeSetTimerEx(timer, due, 0, dpc) }
-}
-
 /// Cancels a timer. Returns whether it was set.
 #[unsafe(no_mangle)]
 pub extern "C" fn KeCancelTimer(timer: *mut KTimer) -> u8 {
@@ -278,30 +230,24 @@ pub extern "C" fn KeCancelTimer(timer: *mut KTimer) -> u8 {
     removed.is_some().into()
 }
 
-/// Returns whether a timer is signaled.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn KeReadStateTimer(timer: *mut KTimer) -> u8 {
-    // SAFETY: the caller promises a valid timer.
-    u8::from(unsafe { KeReadStateEvent(&raw mut (*timer).header) } != 0)
-}
-
-/// A pointer that a thread hands to another one.
+/// A value that a thread hands to another one.
 struct Handed<T>(T);
 
-// SAFETY: the pointers belong to clients, which give them to functions for other threads.
+// SAFETY: the values have pointers of clients, which give them to functions for other threads.
 unsafe impl<T> Send for Handed<T> {}
+
+impl<T> Handed<T> {
+    fn take(self) -> T {
+        self.0
+    }
+}
 
 /// Runs `work` on a thread of its own, so that work that waits for other work does not keep it from running.
 fn run_on_thread(work: impl FnOnce() + 'static) {
     let work = Handed(work);
-    let run = move || {
-        let Handed(work) = { work };
-        work();
-    };
-    let spawned = thread::Builder::new()
-        .name("tdi-work".to_owned())
-        .spawn(run);
-    if spawned.is_err() {
+    let run = move || work.take()();
+    let thread = thread::Builder::new().name("tdi-work".to_owned());
+    if thread.spawn(run).is_err() {
         bug_check("a work item cannot run, because the system starts no more threads");
     }
 }
@@ -317,85 +263,7 @@ pub unsafe extern "C" fn ExQueueWorkItem(item: *mut WorkQueueItem, _queue: u32) 
     }
 }
 
-type IoWorkerRoutine = unsafe extern "C" fn(*mut DeviceObject, *mut c_void);
-
-/// Allocates a work item of a device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoAllocateWorkItem(device: *mut DeviceObject) -> *mut c_void {
-    // SAFETY: the size is not 0. The memory is of malloc, so that tools find wrong uses of it.
-    let item = unsafe { libc::malloc(size_of::<*mut DeviceObject>()) };
-    if !item.is_null() {
-        // SAFETY: the memory has room for a pointer.
-        unsafe { item.cast::<*mut DeviceObject>().write(device) };
-    }
-    item
-}
-
-/// Queues a work item of a device. Its routine may free it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoQueueWorkItem(
-    item: *mut c_void,
-    routine: Option<IoWorkerRoutine>,
-    _queue: u32,
-    context: *mut c_void,
-) {
-    // SAFETY: the caller promises an item of `IoAllocateWorkItem`.
-    let device = unsafe { item.cast::<*mut DeviceObject>().read() };
-    if let Some(routine) = routine {
-        // SAFETY: the client has set the routine for such a call.
-        run_on_thread(move || unsafe { routine(device, context) });
-    }
-}
-
-/// Frees a work item of a device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoFreeWorkItem(item: *mut c_void) {
-    // SAFETY: the caller promises an item of `IoAllocateWorkItem`, or null.
-    unsafe { libc::free(item) };
-}
-
-/// Signals the object of a thread that ends, by its return or by PsTerminateSystemThread.
-struct Ending(Arc<Thread>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        // SAFETY: the object exists as long as this.
-        unsafe { KeSetEvent(self.0.object(), 0, 0) };
-    }
-}
-
-thread_local! {
-    static ENDING: RefCell<Option<Ending>> = const { RefCell::new(None) };
-}
-
-/// What a new thread begins with.
-struct Start {
-    routine: WorkerRoutine,
-    context: *mut c_void,
-    thread: Arc<Thread>,
-}
-
-/// Calls the routine of a thread. PsTerminateSystemThread unwinds this frame, which then has nothing to drop.
-unsafe extern "C-unwind" fn begin(start: *mut c_void) -> *mut c_void {
-    // SAFETY: `PsCreateSystemThread` has allocated it as a box for this thread.
-    let (routine, context) = unsafe { take(start.cast()) };
-    // SAFETY: the client has given the routine for this call. Its type says that it may unwind.
-    unsafe {
-        let routine =
-            mem::transmute::<WorkerRoutine, unsafe extern "C-unwind" fn(*mut c_void)>(routine);
-        routine(context);
-    }
-    ptr::null_mut()
-}
-
-unsafe fn take(start: *mut Start) -> (WorkerRoutine, *mut c_void) {
-    // SAFETY: the caller promises a box.
-    let start = *unsafe { Box::from_raw(start) };
-    ENDING.set(Some(Ending(start.thread)));
-    (start.routine, start.context)
-}
-
-/// Starts a thread, and returns a handle of it.
+/// Starts a thread, and returns a handle of it. No frame of this package is on its stack, so it may end anywhere.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PsCreateSystemThread(
     handle: *mut Handle,
@@ -409,30 +277,23 @@ pub unsafe extern "C" fn PsCreateSystemThread(
     let (Some(routine), false) = (routine, handle.is_null()) else {
         return nt(Status::INVALID_PARAMETER);
     };
-    let thread = Arc::new(Thread::new());
-    let start = Box::into_raw(Box::new(Start {
-        routine,
-        context,
-        thread: thread.clone(),
-    }));
-    // SAFETY: the function has the type of a thread's, except that it may unwind, and takes over the box.
-    let failed = unsafe {
-        let begin = mem::transmute::<
-            unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void,
-            extern "C" fn(*mut c_void) -> *mut c_void,
-        >(begin);
+    // SAFETY: the routine has the type of a thread's, except that it returns nothing, and nobody reads that.
+    let id = unsafe {
+        let routine =
+            mem::transmute::<WorkerRoutine, extern "C" fn(*mut c_void) -> *mut c_void>(routine);
         let mut id = mem::zeroed();
-        let failed = libc::pthread_create(&raw mut id, ptr::null(), begin, start.cast()) != 0;
-        if failed {
-            drop(Box::from_raw(start));
-        } else {
-            libc::pthread_detach(id);
+        if libc::pthread_create(&raw mut id, ptr::null(), routine, context) != 0 {
+            return nt(Status::INSUFFICIENT_RESOURCES);
         }
-        failed
+        id
     };
-    if failed {
-        return nt(Status::INSUFFICIENT_RESOURCES);
-    }
+    let thread = Arc::new(Thread::new());
+    let ended = thread.clone();
+    // SAFETY: the thread is joined once, and its object exists as long as the reference.
+    run_on_thread(move || unsafe {
+        libc::pthread_join(id, ptr::null_mut());
+        KeSetEvent(ended.object(), 0, 0);
+    });
     // SAFETY: the caller promises a valid pointer.
     unsafe { handle.write(open(Object::Thread(thread))) };
     nt(Status::SUCCESS)

@@ -160,8 +160,6 @@ pub struct Mdl {
 
 pub const MDL_MAPPED_TO_SYSTEM_VA: i16 = 0x0001;
 pub const MDL_PAGES_LOCKED: i16 = 0x0002;
-pub const MDL_SOURCE_IS_NONPAGED_POOL: i16 = 0x0004;
-pub const MDL_PARTIAL: i16 = 0x0010;
 
 /// DEVICE_OBJECT.
 #[repr(C)]
@@ -184,7 +182,7 @@ pub struct DeviceObject {
     pub reserved: [*mut c_void; 31],
 }
 
-/// FILE_OBJECT.
+/// FILE_OBJECT, of which the transport sets the first fields.
 #[repr(C)]
 #[derive(Debug)]
 pub struct FileObject {
@@ -194,30 +192,7 @@ pub struct FileObject {
     pub vpb: *mut c_void,
     pub fs_context: *mut c_void,
     pub fs_context2: *mut c_void,
-    pub section_object_pointer: *mut c_void,
-    pub private_cache_map: *mut c_void,
-    pub final_status: NtStatus,
-    pub related_file_object: *mut Self,
-    pub lock_operation: u8,
-    pub delete_pending: u8,
-    pub read_access: u8,
-    pub write_access: u8,
-    pub delete_access: u8,
-    pub shared_read: u8,
-    pub shared_write: u8,
-    pub shared_delete: u8,
-    pub flags: u32,
-    pub file_name: UnicodeString,
-    pub current_byte_offset: i64,
-    pub waiters: u32,
-    pub busy: u32,
-    pub last_lock: *mut c_void,
-    pub lock: KEvent,
-    pub event: KEvent,
-    pub completion_context: *mut c_void,
-    pub irp_list_lock: usize,
-    pub irp_list: ListEntry,
-    pub file_object_extension: *mut c_void,
+    pub rest: [*mut c_void; 22],
 }
 
 /// IO_STACK_LOCATION. The parameters are those of the minor function.
@@ -233,6 +208,17 @@ pub struct IoStackLocation {
     pub file_object: *mut FileObject,
     pub completion_routine: Option<CompletionRoutine>,
     pub context: *mut c_void,
+}
+
+impl IoStackLocation {
+    /// Returns the parameters of a request.
+    ///
+    /// # Safety
+    /// `T` is the type of the request's parameters.
+    pub(crate) unsafe fn parameters<T: Copy>(&self) -> T {
+        // SAFETY: the parameters have room for each type of them.
+        unsafe { (&raw const self.parameters).cast::<T>().read() }
+    }
 }
 
 pub const SL_PENDING_RETURNED: u8 = 0x01;

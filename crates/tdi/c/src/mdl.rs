@@ -7,10 +7,7 @@ use smbdirect::Message;
 use smbdirect_tdi::{ReceiveTarget, Status};
 use tokio::sync::oneshot;
 
-use crate::layout::{
-    Irp, MDL_MAPPED_TO_SYSTEM_VA, MDL_PAGES_LOCKED, MDL_PARTIAL, MDL_SOURCE_IS_NONPAGED_POOL, Mdl,
-    NtStatus, nt,
-};
+use crate::layout::{Irp, MDL_PAGES_LOCKED, Mdl, NtStatus, nt};
 
 /// The result of a request: its status, and IoStatus.Information.
 pub(crate) type Outcome = (Status, usize);
@@ -87,65 +84,6 @@ pub(crate) fn description(address: *mut c_void, length: u32) -> Mdl {
 pub unsafe extern "C" fn IoFreeMdl(mdl: *mut Mdl) {
     // SAFETY: the caller promises a description of `IoAllocateMdl`, or null.
     unsafe { libc::free(mdl.cast()) };
-}
-
-/// Makes `target` describe a part of the memory of `source`: from `address`, `length` bytes or the rest.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoBuildPartialMdl(
-    source: *mut Mdl,
-    target: *mut Mdl,
-    address: *mut c_void,
-    length: u32,
-) {
-    if source.is_null() || target.is_null() {
-        return;
-    }
-    // SAFETY: the caller promises two valid descriptions.
-    unsafe {
-        let before = (address as usize).wrapping_sub(start(source) as usize);
-        let rest = ((*source).byte_count as usize).saturating_sub(before) as u32;
-        let length = if length == 0 { rest } else { length };
-        let next = (*target).next;
-        target.write(description(address, length));
-        (*target).next = next;
-        (*target).flags = MDL_PARTIAL | MDL_MAPPED_TO_SYSTEM_VA;
-        (*target).mapped_system_va = address;
-    }
-}
-
-/// Maps a description. All memory of the process is mapped already.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn MmBuildMdlForNonPagedPool(mdl: *mut Mdl) {
-    // SAFETY: the promise is the same.
-    unsafe { map(mdl, MDL_SOURCE_IS_NONPAGED_POOL) };
-}
-
-/// Locks the memory of a description, which then is freed with the IRP, as by Windows.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn MmProbeAndLockPages(mdl: *mut Mdl, _mode: i8, _operation: u32) {
-    // SAFETY: the promise is the same.
-    unsafe { map(mdl, MDL_PAGES_LOCKED | MDL_MAPPED_TO_SYSTEM_VA) };
-}
-
-/// Unlocks the memory of a description.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn MmUnlockPages(mdl: *mut Mdl) {
-    if !mdl.is_null() {
-        // SAFETY: the caller promises a valid description.
-        unsafe { (*mdl).flags &= !(MDL_PAGES_LOCKED | MDL_MAPPED_TO_SYSTEM_VA) };
-    }
-}
-
-unsafe fn map(mdl: *mut Mdl, flags: i16) {
-    if !mdl.is_null() {
-        // SAFETY: the caller promises a valid description.
-        unsafe {
-            (*mdl).mapped_system_va = (*mdl)
-                .start_va
-                .wrapping_byte_add((*mdl).byte_offset as usize);
-            (*mdl).flags |= flags;
-        }
-    }
 }
 
 /// Returns the first byte that a description describes.
@@ -231,26 +169,6 @@ impl Target {
         Ok(Self {
             // SAFETY: the promise includes that of `spans`.
             spans: unsafe { spans(mdl, length)? },
-            length,
-            next: (0, 0),
-        })
-    }
-
-    /// Describes a buffer.
-    ///
-    /// # Safety
-    /// The buffer has this length, and belongs to the transport while the target exists.
-    ///
-    /// # Errors
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the buffer is null and not empty.
-    pub(crate) unsafe fn of(buffer: *mut u8, length: usize) -> Result<Self, Status> {
-        let spans = match NonNull::new(buffer) {
-            Some(start) => vec![(start, length)],
-            None if length == 0 => Vec::new(),
-            None => return Err(Status::INVALID_PARAMETER),
-        };
-        Ok(Self {
-            spans,
             length,
             next: (0, 0),
         })
@@ -457,33 +375,6 @@ unsafe fn copy_along(
         *copied = done as u32;
     }
     (done, left)
-}
-
-/// Allocates memory.
-#[unsafe(no_mangle)]
-pub extern "C" fn ExAllocatePoolWithTag(_kind: u32, length: usize, _tag: u32) -> *mut c_void {
-    // SAFETY: malloc takes every length.
-    unsafe { libc::malloc(length.max(1)) }
-}
-
-/// Allocates memory.
-#[unsafe(no_mangle)]
-pub extern "C" fn ExAllocatePool(kind: u32, length: usize) -> *mut c_void {
-    ExAllocatePoolWithTag(kind, length, 0)
-}
-
-/// Frees memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ExFreePoolWithTag(memory: *mut c_void, _tag: u32) {
-    // SAFETY: the caller promises memory of `ExAllocatePool`, or null.
-    unsafe { libc::free(memory) };
-}
-
-/// Frees memory.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ExFreePool(memory: *mut c_void) {
-    // SAFETY: the promise is the same.
-    unsafe { ExFreePoolWithTag(memory, 0) };
 }
 
 #[cfg(test)]

@@ -3,22 +3,24 @@
 use std::{
     ffi::c_void,
     net::SocketAddr,
-    ptr::NonNull,
-    slice,
-    sync::{Arc, Mutex, mpsc},
+    ptr, slice,
+    sync::{Arc, Mutex},
 };
 
-use smbdirect_tdi::{ReceiveFlags, SendFlags, Share, Status};
+use smbdirect_tdi::{Share, Status};
 
 use crate::{
     address,
-    device::{Device, OBJECT_NAME_NOT_FOUND, is_transport_thread, runtime, wait_for},
+    device::{Device, OBJECT_NAME_NOT_FOUND, may_wait, runtime, wait_for},
+    dispatch::IofCallDriver,
+    event::{KeWaitForSingleObject, NOTIFICATION_EVENT},
     files::{Body, File, ObfReferenceObject, ZwClose, of_handle},
+    irp::IoAllocateIrp,
     layout::{
-        DeviceObject, EaHeader, FileObject, Handle, IoStatusBlock, NtStatus, ObjectAttributes,
-        UnicodeString, nt,
+        DeviceObject, EaHeader, FileObject, Handle, IRP_MJ_READ, IRP_MJ_WRITE, IoStatusBlock,
+        KEvent, NtStatus, ObjectAttributes, UnicodeString, nt,
     },
-    mdl::{Outcome, Receive, Target, lend},
+    mdl::description,
     slots::{ConnectionContext, Handlers},
 };
 
@@ -199,31 +201,18 @@ pub unsafe extern "C" fn ZwWriteFile(
     _offset: *const i64,
     _key: *const u32,
 ) -> NtStatus {
-    let write = || -> Result<Outcome, Status> {
-        let endpoint = check(handle, event, apc)?.endpoint()?;
-        let copies = of_handle(handle)?.device.copies;
-        let span = NonNull::new(buffer.cast::<u8>()).map(|start| (start, length as usize));
-        if span.is_none() && length > 0 {
-            return Err(Status::INVALID_PARAMETER);
-        }
-        let spans = span.into_iter().collect();
-        // SAFETY: the caller promises that the buffer has this length, and this call returns when it is released.
-        let (message, released) = unsafe { lend(spans, copies) };
-        //= TDI-SEND-32
-        let _context = runtime().enter();
-        let (sender, outcome) = mpsc::channel();
-        // A send that was not submitted completes, too.
-        let _ = endpoint.send_then(message, SendFlags::empty(), move |completion| async move {
-            let outcome = (completion.status, completion.information);
-            drop(completion);
-            released.wait().await;
-            let _ = sender.send(outcome);
-        });
-        drop(endpoint);
-        outcome.recv().map_err(|_| Status::CANCELLED)
-    };
-    // SAFETY: the caller promises that the status block is null or valid.
-    unsafe { finish(status_block, write()) }
+    // SAFETY: the promise is the same.
+    unsafe {
+        run(
+            IRP_MJ_WRITE,
+            handle,
+            event,
+            apc,
+            status_block,
+            buffer,
+            length,
+        )
+    }
 }
 
 /// Receives normal data, and waits for it. The offset and the key have no effect.
@@ -239,48 +228,76 @@ pub unsafe extern "C" fn ZwReadFile(
     _offset: *const i64,
     _key: *const u32,
 ) -> NtStatus {
-    let read = || -> Result<Outcome, Status> {
-        let endpoint = check(handle, event, apc)?.endpoint()?;
-        // SAFETY: the caller promises that the buffer has this length, and this call returns after it was filled.
-        let target = unsafe { Target::of(buffer.cast(), length as usize)? };
-        //= TDI-RECV-09
-        let (sender, outcome) = mpsc::channel();
-        let receive = Receive(target, move |outcome| {
-            let _ = sender.send(outcome);
-        });
-        // A receive that was not submitted completes, too.
-        let _ = endpoint.receive_into(Box::new(receive), ReceiveFlags::NORMAL);
-        drop(endpoint);
-        outcome.recv().map_err(|_| Status::CANCELLED)
-    };
-    // SAFETY: the caller promises that the status block is null or valid.
-    unsafe { finish(status_block, read()) }
+    // SAFETY: the promise is the same.
+    unsafe {
+        run(
+            IRP_MJ_READ,
+            handle,
+            event,
+            apc,
+            status_block,
+            buffer,
+            length,
+        )
+    }
 }
 
-/// Returns the file of a handle for a call that waits. Neither events, which have no handles here, nor APCs are
-/// supported.
+/// Runs a request with this major function, and waits for its completion. Neither events, which have no handles here, nor
+/// APCs are supported.
 ///
-/// # Errors
-/// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the caller runs on the transport's thread, which cannot wait
-/// for itself. The request must not be submitted, because the transport would use the buffer after the call.
-fn check(handle: Handle, event: Handle, apc: *const c_void) -> Result<Arc<File>, Status> {
-    if is_transport_thread() {
-        return Err(Status::INVALID_DEVICE_STATE);
+/// # Safety
+/// The buffer has this length, and the status block is null or valid.
+unsafe fn run(
+    major: u8,
+    handle: Handle,
+    event: Handle,
+    apc: *const c_void,
+    status_block: *mut IoStatusBlock,
+    buffer: *mut c_void,
+    length: u32,
+) -> NtStatus {
+    let mut result = IoStatusBlock::new(nt(Status::SUCCESS), 0);
+    let mut submit = || -> Result<(), Status> {
+        // The request must not be submitted, because the transport would use the buffer after the call.
+        if !may_wait() {
+            return Err(Status::INVALID_DEVICE_STATE);
+        }
+        if !event.is_null() || !apc.is_null() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let file = of_handle(handle)?;
+        let (mut mdl, mut done) = (
+            description(buffer, length),
+            KEvent::new(NOTIFICATION_EVENT, false),
+        );
+        let irp = IoAllocateIrp(1, 0);
+        if irp.is_null() {
+            return Err(Status::INSUFFICIENT_RESOURCES);
+        }
+        // SAFETY: the IRP is new and has one stack location. What it refers to outlives it, because this waits for its end.
+        unsafe {
+            (*irp).mdl_address = &raw mut mdl;
+            (*irp).user_event = &raw mut done;
+            (*irp).user_iosb = &raw mut result;
+            let location = (*irp).current_stack_location.sub(1);
+            (*location).major_function = major;
+            (*location).file_object = file.object();
+            (&raw mut (*location).parameters)
+                .cast::<u32>()
+                .write(length);
+            IofCallDriver(file.device.object(), irp);
+            KeWaitForSingleObject((&raw mut done).cast(), 0, 0, 0, ptr::null());
+        }
+        Ok(())
+    };
+    if let Err(status) = submit() {
+        result = IoStatusBlock::new(nt(status), 0);
     }
-    if !event.is_null() || !apc.is_null() {
-        return Err(Status::NOT_SUPPORTED);
-    }
-    of_handle(handle)
-}
-
-/// Reports the result of a call that has waited.
-unsafe fn finish(block: *mut IoStatusBlock, result: Result<Outcome, Status>) -> NtStatus {
-    let (status, information) = result.unwrap_or_else(|status| (status, 0));
-    if !block.is_null() {
+    if !status_block.is_null() {
         // SAFETY: the caller promises that it is valid.
-        unsafe { block.write(IoStatusBlock::new(nt(status), information)) };
+        unsafe { status_block.write(result) };
     }
-    nt(status)
+    result.status()
 }
 
 #[cfg(test)]

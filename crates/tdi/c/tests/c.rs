@@ -422,6 +422,8 @@ fn misuse_that_a_debugging_kernel_stops_ends_with_a_sentence() {
         "KeLowerIrql",
         "KeRaiseIrql",
         "KeWaitForSingleObject",
+        "KeDelayExecutionThread",
+        "KeFlushQueuedDpcs",
         "assertion failed",
     ] {
         let output = Command::new(&program)

@@ -265,9 +265,7 @@ fn structures_in_rust_are_those_of_the_headers() {
         "FILE_OBJECT",
         FileObject,
         device_object = "DeviceObject",
-        fs_context2 = "FsContext2",
-        lock = "Lock",
-        file_object_extension = "FileObjectExtension"
+        fs_context2 = "FsContext2"
     );
     compare!(
         layouts,

@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     address,
     dispatch::IofCallDriver,
-    event::{KeInitializeEvent, KeReadStateEvent, KeWaitForSingleObject},
+    event::{KeWaitForSingleObject, NOTIFICATION_EVENT},
     files::{ObReferenceObjectByHandle, ObfDereferenceObject, ZwClose, of_handle},
     irp::IoBuildDeviceIoControlRequest,
     layout::{
@@ -24,7 +24,7 @@ use crate::{
         NtStatus, ObjectAttributes, RECEIVE, RequestData, RequestKernel, RequestQuery,
         SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, UnicodeString, nt,
     },
-    mdl::{IoAllocateMdl, IoFreeMdl, LENT, MmBuildMdlForNonPagedPool},
+    mdl::{IoAllocateMdl, IoFreeMdl, LENT},
     open::ZwCreateFile,
     slots::ConnectionContext,
 };
@@ -176,7 +176,7 @@ impl Opened {
         // parameters have room for the type.
         unsafe {
             let (event, block) = (&raw mut (*report).event, &raw mut (*report).block);
-            KeInitializeEvent(event, 0, 0);
+            event.write(KEvent::new(NOTIFICATION_EVENT, false));
             let mdl = IoAllocateMdl(
                 memory.as_mut_ptr().cast(),
                 memory.len() as u32,
@@ -184,7 +184,6 @@ impl Opened {
                 0,
                 ptr::null_mut(),
             );
-            MmBuildMdlForNonPagedPool(mdl);
             let none = ptr::null_mut();
             let irp = IoBuildDeviceIoControlRequest(
                 minor.into(),
@@ -278,7 +277,7 @@ struct Submitted {
 impl Submitted {
     fn has_completed(&self) -> bool {
         // SAFETY: the event was initialized, and exists until `finish`.
-        unsafe { KeReadStateEvent(&raw mut (*self.report).event) != 0 }
+        unsafe { (&raw const (*self.report).event.signal_state).read_volatile() != 0 }
     }
 
     /// Waits for the completion. Returns it, and the memory.

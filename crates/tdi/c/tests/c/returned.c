@@ -45,7 +45,7 @@ static NTSTATUS NTAPI OnConnect(PVOID TdiEventContext, LONG RemoteAddressLength,
                                 CONNECTION_CONTEXT *ConnectionContext, PIRP *AcceptIrp) {
   PSERVER server = (PSERVER)TdiEventContext;
   PIRP irp = IoAllocateIrp(server->Connection.Device->StackSize, FALSE);
-  LARGE_INTEGER pause;
+  LARGE_INTEGER until, now;
   UNREFERENCED_PARAMETER(RemoteAddressLength);
   UNREFERENCED_PARAMETER(RemoteAddress);
   UNREFERENCED_PARAMETER(UserDataLength);
@@ -64,8 +64,11 @@ static NTSTATUS NTAPI OnConnect(PVOID TdiEventContext, LONG RemoteAddressLength,
   IoSetNextIrpStackLocation(irp);
   KeSetEvent(&server->Connecting, 0, FALSE);
   if (server->Slow) {
-    pause.QuadPart = -1000000;
-    KeDelayExecutionThread(KernelMode, FALSE, &pause);
+    KeQuerySystemTime(&until);
+    until.QuadPart += 1000000;
+    do
+      KeQuerySystemTime(&now);
+    while (now.QuadPart < until.QuadPart);
   }
   *AcceptIrp = irp;
   *ConnectionContext = server;

@@ -287,8 +287,16 @@ static void Write(PPAIR Pair) {
   IO_STATUS_BLOCK status;
   LARGE_INTEGER offset;
   ULONG key = 5;
+  KIRQL irql;
   char buffer[10];
   offset.QuadPart = 12345;
+  /* A thread at DISPATCH_LEVEL cannot wait. */
+  KeRaiseIrql(DISPATCH_LEVEL, &irql);
+  CHECK_STATUS(ZwWriteFile(Pair->Here.Handle, NULL, NULL, NULL, &status, (PVOID) "lost", 4, &offset, &key),
+               STATUS_INVALID_DEVICE_STATE);
+  CHECK_STATUS(ZwReadFile(Pair->There.Handle, NULL, NULL, NULL, &status, buffer, sizeof buffer, &offset, &key),
+               STATUS_INVALID_DEVICE_STATE);
+  KeLowerIrql(irql);
   CHECK_STATUS(ZwWriteFile(Pair->Here.Handle, NULL, NULL, NULL, &status, (PVOID) "written", 7, &offset, &key),
                STATUS_SUCCESS);
   CHECK(status.Status == STATUS_SUCCESS && status.Information == 7);

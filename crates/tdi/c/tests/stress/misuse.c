@@ -8,6 +8,7 @@ int main(int argc, char **argv) {
   PIRP irp;
   KEVENT event;
   KIRQL irql;
+  LARGE_INTEGER pause;
   SelectDevice(argc, argv);
   CHECK(argc > 2);
   ConnectPair(&pair);
@@ -33,6 +34,13 @@ int main(int argc, char **argv) {
   } else if (strcmp(argv[2], "KeWaitForSingleObject") == 0) {
     KeRaiseIrql(DISPATCH_LEVEL, &irql);
     KeWaitForSingleObject(&event, Executive, KernelMode, FALSE, NULL);
+  } else if (strcmp(argv[2], "KeDelayExecutionThread") == 0) {
+    KeRaiseIrql(DISPATCH_LEVEL, &irql);
+    pause.QuadPart = -1;
+    KeDelayExecutionThread(KernelMode, FALSE, &pause);
+  } else if (strcmp(argv[2], "KeFlushQueuedDpcs") == 0) {
+    KeRaiseIrql(DISPATCH_LEVEL, &irql);
+    KeFlushQueuedDpcs();
   } else if (strcmp(argv[2], "assertion failed") == 0) {
     ASSERT(irp == NULL);
   }
