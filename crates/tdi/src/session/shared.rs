@@ -33,6 +33,8 @@ struct Control {
     disconnects: Vec<(Completer, Option<Result<(), Status>>)>,
     /// When a controlled disconnect becomes an abort.
     release_deadline: Option<Instant>,
+    /// Everything was sent after a controlled disconnect.
+    is_drained: bool,
     /// Everything was reported to the client, and its disconnects were completed.
     is_over: bool,
 }
@@ -121,6 +123,12 @@ impl Session {
         Ok(())
     }
 
+    /// Closes the connection, because everything was sent after a controlled disconnect.
+    pub(super) fn close_drained(&self) {
+        self.control().is_drained = true;
+        self.connection.start_close();
+    }
+
     /// Returns the time at which a controlled disconnect becomes an abort.
     pub(super) fn release_deadline(&self) -> Option<Instant> {
         self.control().release_deadline
@@ -154,11 +162,15 @@ impl Session {
         control.is_over = true;
         control.release_deadline = None;
         let disconnects = std::mem::take(&mut control.disconnects);
+        let is_drained = control.is_drained;
         drop(control);
         for (completer, result) in disconnects {
             completer.complete(match (result, cause) {
                 (Some(result), _) => result,
                 (None, Cause::LocalDisconnect) => Ok(()),
+                // The peer has released the connection at the same time.
+                //= TDI-DISC-03
+                (None, Cause::RemoteDisconnect) if is_drained => Ok(()),
                 (None, cause) => Err(cause.status()),
             });
         }

@@ -221,9 +221,7 @@ impl Task {
                 self.call(|owner| owner.send_possible(available));
             }
             SendNews::Abort => self.session.fail(Cause::SendTimeout),
-            SendNews::Drained => {
-                self.session.connection.start_close();
-            }
+            SendNews::Drained => self.session.close_drained(),
         }
         true
     }

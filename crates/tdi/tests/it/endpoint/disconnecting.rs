@@ -28,6 +28,7 @@ over_providers! {
     abort_completes_pending_requests;
     release_sends_everything_first;
     release_is_refused_while_a_tsdu_is_open;
+    both_ends_can_release_at_the_same_time;
     release_becomes_an_abort_at_its_timeout;
     abort_cancels_release_listen_connect_and_accept;
     peer_learns_of_the_end_and_can_receive_held_data;
@@ -156,6 +157,33 @@ async fn release_is_refused_while_a_tsdu_is_open(provider: Arc<dyn Provider>) {
         assert!(ends.here.discard_partial(flags));
     }
     within(ends.here.disconnect(RELEASE, None)).await.unwrap();
+}
+
+/// Neither end can know that the other one releases the connection, too.
+//= TDI-DISC-03 test
+async fn both_ends_can_release_at_the_same_time(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider.clone()).await;
+    for rounds in 0..30 {
+        let first = ends.here.disconnect(RELEASE, None);
+        for _ in 0..rounds {
+            tokio::task::yield_now().await;
+        }
+        let second = within(ends.there.disconnect(RELEASE, None)).await;
+        assert_eq!(within(first).await, Ok(()));
+        // The connection may have ended before.
+        let is_over = second == Err(Status::INVALID_CONNECTION);
+        assert!(second.is_ok() || is_over, "{rounds}: {second:?}");
+        ends.connect().await;
+    }
+    // What has not left when the peer releases the connection is lost.
+    let ends = Ends::with(provider, starving_settings()).await;
+    for number in 0..40 {
+        drop(ends.here.send(pattern(10_000, number), PLAIN));
+    }
+    let releases = [&ends.here, &ends.there].map(|end| end.disconnect(RELEASE, None));
+    let [here, there] = releases;
+    assert_eq!(within(there).await, Ok(()));
+    assert_eq!(within(here).await, Err(Status::REMOTE_DISCONNECT));
 }
 
 //= TDI-DISC-05 test
