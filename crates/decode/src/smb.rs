@@ -33,7 +33,7 @@ pub(super) struct SmbDirect {
 /// The state of an end, as a sender.
 #[derive(Debug, Default)]
 struct SenderState {
-    /// Sends so far, if all were captured.
+    /// Whether its first Send was captured, which negotiates.
     has_negotiated: bool,
     /// The credits it holds, if everything that they depend on was captured.
     credits: Option<u32>,
@@ -244,7 +244,9 @@ impl SmbDirect {
         if let Some(response) = refused {
             let how = format!("a message after a refusal with {}", response.status);
             faults.push(broken("SMBD-3.1.5.1-01", how));
-        } else if *context.whole == [true; 2] && self.response.is_none() {
+        } else if *context.whole == [true; 2]
+            && self.senders.iter().any(|sender| !sender.has_negotiated)
+        {
             let how = "a message before the negotiation was over";
             faults.push(broken("SMBD-3.1.5.1-01", how));
         }

@@ -72,7 +72,7 @@ pub(super) struct Undecoded {
 const MAX_HEAD_BYTES: usize = 4096;
 
 impl Packet {
-    /// Decodes a packet; `None` if it has no BTH.
+    /// Decodes a packet; `None` if its headers are not in the capture.
     pub(super) fn decode(
         datagram: &Datagram<'_>,
         position: Position,
@@ -109,7 +109,7 @@ impl Packet {
         Some(match split {
             Ok((bth, extended, payload)) => {
                 let start = Bth::LENGTH + extended.layout().length();
-                let captured = bytes.len().saturating_sub(start);
+                let captured = bytes.len().checked_sub(start)?;
                 let has_content = matches!(Part::of(bth.opcode), Part::Send | Part::Datagram);
                 let kept = if has_content || detail == Detail::Content {
                     payload.len().min(captured).min(MAX_HEAD_BYTES)

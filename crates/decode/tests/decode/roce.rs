@@ -378,21 +378,26 @@ fn join(talk: &mut Talk, start: usize, end: usize) {
     talk.frames.splice(start..end, [joined]);
 }
 
-#[test]
-fn a_capture_that_cuts_packets_shows_their_headers() {
-    let talk = conversation();
+/// Returns a capture of the frames whose packets have at most this many bytes.
+fn cut_to(frames: &[Vec<u8>], length: usize) -> Vec<u8> {
     let header = PcapHeader {
         datalink: DataLink::ETHERNET,
         ..PcapHeader::default()
     };
     let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
-    for frame in &talk.frames {
-        let kept = frame.len().min(96);
+    for frame in frames {
+        let kept = frame.len().min(length);
         let time = std::time::Duration::from_secs(1);
         let packet = PcapPacket::new(time, frame.len() as u32, &frame[..kept]);
         writer.write_packet(&packet).unwrap();
     }
-    let done = decode(&writer.into_writer()).succeeded();
+    writer.into_writer()
+}
+
+#[test]
+fn a_capture_that_cuts_packets_shows_their_headers() {
+    let talk = conversation();
+    let done = decode(&cut_to(&talk.frames, 96)).succeeded();
     assert_eq!(names(&done), MESSAGES);
     let lengths: Vec<_> = said(&done)
         .iter()
@@ -406,6 +411,21 @@ fn a_capture_that_cuts_packets_shows_their_headers() {
     assert_eq!(lengths, expected);
     let packets = events(&done, "packet");
     assert!(packets.iter().any(|packet| packet["icrc"].is_null()));
+}
+
+#[test]
+fn no_length_of_cut_packets_breaks_a_rule() {
+    let talk = conversation();
+    for length in 14..120 {
+        let done = decode(&cut_to(&talk.frames, length));
+        let summary = events(&done, "summary").pop().unwrap();
+        assert_eq!(summary["broken"], serde_json::json!([]), "{length}");
+        for packet in events(&done, "packet") {
+            // The fields of a header that is not in the capture are not zeros.
+            let is_zero = packet["reth"]["length"] == 0;
+            assert!(!is_zero, "{length}: {packet}");
+        }
+    }
 }
 
 /// Other protocols over RoCE are counted, and not shown.
