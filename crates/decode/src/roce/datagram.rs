@@ -72,7 +72,7 @@ pub(super) struct Undecoded {
 const MAX_HEAD_BYTES: usize = 4096;
 
 impl Packet {
-    /// Decodes a packet; `None` if its headers are not in the capture.
+    /// Decodes a packet; `None` if its headers are not in the capture, or if it is too long to be one packet.
     pub(super) fn decode(
         datagram: &Datagram<'_>,
         position: Position,
@@ -110,6 +110,9 @@ impl Packet {
             Ok((bth, extended, payload)) => {
                 let start = Bth::LENGTH + extended.layout().length();
                 let captured = bytes.len().checked_sub(start)?;
+                if payload.len() > max_payload(bth.opcode) {
+                    return None;
+                }
                 let has_content = matches!(Part::of(bth.opcode), Part::Send | Part::Datagram);
                 let kept = if has_content || detail == Detail::Content {
                     payload.len().min(captured).min(MAX_HEAD_BYTES)
@@ -189,6 +192,14 @@ impl Part {
     }
 }
 
+/// Returns the most bytes that a packet has after its headers.
+const fn max_payload(opcode: Opcode) -> usize {
+    match opcode {
+        Opcode::Acknowledge | Opcode::ReadRequest => 0,
+        _ => MAX_PAYLOAD_BYTES,
+    }
+}
+
 /// Returns whether a packet is the first of a Send, or its only one.
 pub(super) const fn begins_send(opcode: Opcode) -> bool {
     matches!(opcode as u8, 0x00 | 0x04 | 0x05 | 0x17)
@@ -206,8 +217,10 @@ fn fingerprint(datagram: &Datagram<'_>) -> Option<Fingerprint> {
     (datagram.bytes.len() == datagram.length).then_some((identification, *icrc))
 }
 
-/// The longest packet: 4096 bytes of payload, BTH, RETH, immediate data, ICRC.
-const MAX_PACKET_BYTES: usize = 4096 + 12 + 20 + 4;
+/// The largest path MTU: bytes of payload of a packet.
+const MAX_PAYLOAD_BYTES: usize = 4096;
+/// The longest packet: its payload, BTH, RETH, immediate data, ICRC.
+const MAX_PACKET_BYTES: usize = MAX_PAYLOAD_BYTES + 12 + 20 + 4;
 /// The shortest packet: BTH and ICRC.
 const MIN_PACKET_BYTES: usize = Bth::LENGTH + ICRC_LENGTH;
 
@@ -245,8 +258,7 @@ pub(super) fn packets<'a>(datagram: &Datagram<'a>) -> impl Iterator<Item = Datag
 /// same queue pair follows.
 fn segment_length(datagram: &Datagram<'_>) -> Option<usize> {
     let (bytes, header) = (datagram.bytes, datagram.header.as_ref()?);
-    let is_cut = bytes.len() < datagram.length;
-    if is_cut || bytes.len() < 2 * MIN_PACKET_BYTES || icrc::verify(header, bytes) {
+    if bytes.len() < 2 * MIN_PACKET_BYTES || icrc::verify(header, bytes) {
         return None;
     }
     let is_response = |bth: &[u8]| Opcode::decode(bth[0]).map(Opcode::is_response);
