@@ -39,7 +39,7 @@ use output::Output;
 
 /// Judge another implementation: does it keep the rules?
 ///
-/// Connects to a server and runs cases 1 to 42 of Microsoft's suite, peers that break RDMA or SMB
+/// Connects to a server and runs cases 1 to 42 of Microsoft's suite, peers that break iWARP, RDMA or SMB
 /// Direct, and bugs that other implementations have had. With --listen, judges clients that
 /// connect, by the mirror image of Microsoft's cases; each connection takes the next case. The
 /// status is 0 only if no case failed and at least one passed.
@@ -63,7 +63,7 @@ pub(crate) struct Conform {
     #[arg(long, value_enum, default_value_t, value_name = "LAYER")]
     upper: Upper,
 
-    /// Run only these cases: m7, m19-m33, or microsoft, mirror, hostile, bugs
+    /// Run only these cases: m7, m19-m33, or microsoft, mirror, hostile, iwarp, bugs
     #[arg(long, value_name = "CASES", value_delimiter = ',')]
     only: Vec<Selection>,
 

@@ -19,17 +19,29 @@ pub enum Group {
     Mirror,
     /// Peers that break RDMA or SMB Direct on purpose.
     Hostile,
+    /// Malformed MPA, DDP and RDMAP.
+    Iwarp,
     /// Bugs that other implementations have had, as far as they show on the wire.
     Bugs,
 }
 
 impl Group {
+    /// All groups.
+    pub const ALL: [Self; 5] = [
+        Self::Microsoft,
+        Self::Mirror,
+        Self::Hostile,
+        Self::Iwarp,
+        Self::Bugs,
+    ];
+
     /// Returns the name for reports and for the selection of cases.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Microsoft => "microsoft",
             Self::Mirror => "mirror",
             Self::Hostile => "hostile",
+            Self::Iwarp => "iwarp",
             Self::Bugs => "bugs",
         }
     }

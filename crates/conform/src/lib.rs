@@ -2,11 +2,12 @@
 //! RDMA transport, and engines without a network.
 //!
 //! A [`Case`] is a value: it has an id, a section, and one sentence that says what it does and
-//! expects. There are four groups ([`Group`]):
+//! expects. There are five groups ([`Group`]):
 //!
 //! * cases 1 to 42 of Microsoft's suite for servers;
 //! * their mirror image, for clients;
 //! * peers that break RDMA or SMB Direct on purpose;
+//! * malformed MPA, DDP and RDMAP;
 //! * bugs that other implementations have had, as far as they show on the wire.
 //!
 //! To judge an implementation, implement [`Server`] or [`Client`] and give it to [`run`], with the
@@ -43,6 +44,7 @@ mod bugs;
 mod case;
 mod client;
 mod hostile;
+mod iwarp;
 mod outcome;
 mod peer;
 mod raw;

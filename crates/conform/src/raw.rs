@@ -12,7 +12,7 @@ use smbdirect::{
     rdma::iwarp::{
         ddp::{Header, Untagged},
         mpa::{Fpdu, FrameKind, StartupFrame},
-        rdmap::{Opcode, ReadRequest},
+        rdmap::{Opcode, ReadRequest, Terminate},
     },
     wire::{NegotiateRequest, NegotiateResponse, Status},
 };
@@ -232,15 +232,22 @@ impl Raw {
         }
     }
 
-    /// Waits for the end of the connection. A Terminate, or anything else that the peer sends
-    /// before, is ignored.
+    /// Waits for the end of the connection, whatever the peer sends before it.
     pub(crate) fn expect_end(&mut self) -> Verdict {
+        self.hear_end().map(drop)
+    }
+
+    /// Waits for the end of the connection, and returns the Terminate that the peer sent before it.
+    pub(crate) fn hear_end(&mut self) -> Verdict<Option<Terminate>> {
         let until = Instant::now() + self.prompt;
+        let mut terminate = None;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match self.read(left) {
-                None => return Ok(()),
-                Some(true) if !left.is_zero() => self.received.clear(),
+            let read = self.read(left);
+            terminate = self.take_terminate().or(terminate);
+            match read {
+                None => return Ok(terminate),
+                Some(true) if !left.is_zero() => {}
                 _ => {
                     return fail(
                         "the connection ends",
@@ -249,5 +256,37 @@ impl Raw {
                 }
             }
         }
+    }
+
+    /// Takes the FPDUs that have arrived, and returns the Terminate among them.
+    fn take_terminate(&mut self) -> Option<Terminate> {
+        let mut found = None;
+        loop {
+            match Fpdu::decode(&self.received, self.has_crc) {
+                Ok(None) => return found,
+                Ok(Some(Fpdu { ulpdu, length })) => {
+                    if let Ok((header, payload)) = Header::decode(ulpdu)
+                        && matches!(Opcode::of(&header), Ok(Opcode::Terminate))
+                    {
+                        found = Some(Terminate::decode(payload));
+                    }
+                    self.received.drain(..length);
+                }
+                // What cannot be read is no Terminate.
+                Err(_) => self.received.clear(),
+            }
+        }
+    }
+
+    /// Waits for an MPA Reply that refuses, or for the end of the connection.
+    pub(crate) fn expect_refusal(&mut self) -> Verdict {
+        let until = Instant::now() + self.prompt;
+        while self.read(until.saturating_duration_since(Instant::now())) == Some(true) {
+            if let Ok(reply) = StartupFrame::decode(FrameKind::Reply, &self.received) {
+                let seen = || "an MPA Reply that accepts".into();
+                return require(reply.rejected, "a refusal", seen);
+            }
+        }
+        self.expect_end()
     }
 }

@@ -5,17 +5,20 @@ use std::{error::Error, fmt, str::FromStr};
 use crate::{
     bugs,
     case::{Case, Group, ServerTrial},
-    client, hostile,
+    client, hostile, iwarp,
     outcome::{Outcome, Verdict},
     peer::{Client, Server},
     server,
     upper::{Echo, Smb2, UpperLayer},
 };
 
-/// Returns the cases for servers: Microsoft's, the hostile peers, the known bugs. Cases that can disable a server
+/// Returns the cases for servers: Microsoft's, the hostile peers, malformed iWARP, the known bugs. Cases that can disable a server
 /// are the last.
 pub fn server_cases() -> impl Iterator<Item = &'static Case> {
-    let all = || server::cases().chain(hostile::CASES).chain(bugs::CASES);
+    let all = || {
+        let judged = server::cases().chain(hostile::CASES);
+        judged.chain(iwarp::CASES).chain(bugs::CASES)
+    };
     let harmless = all().filter(|case| !case.is_disruptive);
     harmless.chain(all().filter(|case| case.is_disruptive))
 }
@@ -90,8 +93,8 @@ impl fmt::Display for SelectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown case `{}`; an id is m7, a range m19-m33, a group microsoft, mirror, hostile or \
-             bugs",
+            "unknown case `{}`; an id is m7, a range m19-m33, a group microsoft, mirror, \
+             hostile, iwarp or bugs",
             self.0
         )
     }
@@ -122,8 +125,7 @@ impl FromStr for Selection {
     type Err = SelectionError;
 
     fn from_str(text: &str) -> Result<Self, SelectionError> {
-        let groups = [Group::Microsoft, Group::Mirror, Group::Hostile, Group::Bugs];
-        if let Some(&group) = groups.iter().find(|group| group.name() == text) {
+        if let Some(group) = Group::ALL.into_iter().find(|group| group.name() == text) {
             return Ok(Self(Selected::Group(group)));
         }
         let mut cases = server_cases().chain(client_cases());

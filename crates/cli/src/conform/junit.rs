@@ -15,7 +15,7 @@ use super::done::Done;
 pub(super) fn write(path: &Path, peer: &str, done: &[Done], took: Duration) -> Result<()> {
     let mut report = Report::new(format!("smbdirect conform {peer}"));
     report.set_time(took);
-    for group in [Group::Microsoft, Group::Mirror, Group::Hostile, Group::Bugs] {
+    for group in Group::ALL {
         let cases: Vec<_> = done
             .iter()
             .filter(|done| done.case.group == group)

@@ -66,7 +66,7 @@ fn send_and_ping_pass_every_case_for_clients() {
     });
 }
 
-/// `docs/interop.md` says which rule each capture shows, and which end breaks it.
+/// `packaging/notes/linux.md` says which rule each capture shows, and which end breaks it.
 #[test]
 fn captures_of_linux_show_what_the_documentation_says() {
     let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/captures");
@@ -76,6 +76,10 @@ fn captures_of_linux_show_what_the_documentation_says() {
         ("ksmbd-m32", "SMBD-3.1.5.8-16", "initiator"),
         ("cifs-c32", "SMBD-3.1.5.8-16", "responder"),
         ("ksmbd-h14", "SMBD-3.1.5.6-01", "initiator"),
+        ("siw-i9", "DDP-03", "initiator"),
+        ("siw-i16", "DDP-06", "initiator"),
+        ("siw-i18", "RDMAP-03", "initiator"),
+        ("siw-i19", "RDMAP-09", "initiator"),
         // Stalls: the silence is the fault.
         ("ksmbd-m22", "SMBD-3.1.5.9-03", "responder"),
         ("ksmbd-b26", "SMBD-3.1.5.9-03", "responder"),
