@@ -204,6 +204,19 @@ fn full_receive_buffer_wants_no_segment() {
         small.receive(request(id, 1, NORMAL));
     }
     assert!(small.wants_segment());
+    // So it does if the buffer has no room, here for the rest of a TSDU that was refused.
+    let mut full = inbound(ReceiveSettings {
+        receive_buffer: 1,
+        ..settings()
+    });
+    arrive(&mut full, "first part", 6);
+    indication(&mut full);
+    full.answer(Answer::NotAccepted(0)).unwrap();
+    assert!(!full.wants_segment());
+    full.receive(request(1, 16, NORMAL));
+    assert!(full.wants_segment());
+    assert!(full.cancel(RequestId(1)));
+    assert!(!full.wants_segment());
     // A TSDU that is longer than the buffer can arrive in full unless it is refused.
     let data: &'static [u8] = &[7; 1000];
     let mut long = inbound(settings());
