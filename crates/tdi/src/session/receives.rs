@@ -389,6 +389,36 @@ mod tests {
         assert!(receives.poll_news(0).is_none());
     }
 
+    /// The client waits for the request that its handler has returned.
+    //= TDI-RECV-14 test
+    #[test]
+    fn a_returned_request_completes_at_each_end_of_the_connection() {
+        for end in [Receives::close, Receives::finish] {
+            let receives = Receives::new(Inbound::new(ReceiveSettings::default()).unwrap());
+            let mut first = segment(200);
+            first.remaining = 100;
+            receives.handle_segment(first);
+            assert!(matches!(
+                receives.poll_news(0),
+                Some(ReceiveNews::Indicate(_))
+            ));
+            let request = ReceiveRequest {
+                id: RequestId(3),
+                buffer: BytesMut::zeroed(300).into(),
+                flags: ReceiveFlags::empty(),
+            };
+            let answer = Answer::TakenThenReceive(0, request);
+            receives.answer(answer).unwrap();
+            assert!(receives.poll_news(0).is_none());
+            end(&receives, Status::CANCELLED);
+            let Some(ReceiveNews::Completed(completion)) = receives.poll_news(0) else {
+                panic!("it does not complete");
+            };
+            assert_eq!(completion.id, RequestId(3));
+            assert_eq!(completion.status, Status::CANCELLED);
+        }
+    }
+
     #[test]
     fn usage_counts_how_often_the_buffer_was_full() {
         // Each TSDU costs 128 bytes and its data.
