@@ -483,20 +483,20 @@ impl World {
         }
     }
 
-    /// Calls that wait, for files that they are not for.
+    /// Writes and reads of files that they are not for.
     fn write_or_read_elsewhere(&self, slot: usize) {
         if (2..5).contains(&slot) {
             return;
         }
-        let handle = self.files[slot].handle as Handle;
-        let (none, mut bytes) = (ptr::null_mut(), [FILL; 10]);
-        let (offset, key) = (ptr::null(), ptr::null());
-        let (event, apc, block) = (ptr::null_mut(), ptr::null(), ptr::null_mut());
-        // SAFETY: the buffer has the length, and the pointers are null.
-        unsafe {
-            let buffer = bytes.as_mut_ptr().cast();
-            assert!(ZwWriteFile(handle, event, apc, none, block, buffer, 10, offset, key) < 0);
-            assert!(ZwReadFile(handle, event, apc, none, block, buffer, 10, offset, key) < 0);
+        for major in [IRP_MJ_WRITE, IRP_MJ_READ] {
+            let operation = Operation::new(SEND, self.files[slot].object, 1, 10, true);
+            // SAFETY: the operation was not submitted, and its IRP has one location.
+            unsafe {
+                let location = (*(*operation).irp).current_stack_location.sub(1);
+                (*location).major_function = major;
+                (*operation).set(10_u32);
+            }
+            assert!(self.submit(operation) < 0);
         }
     }
 

@@ -347,10 +347,6 @@ NTKERNELAPI PIRP NTAPI IoAllocateIrp(IN CCHAR StackSize, IN BOOLEAN ChargeQuota)
 NTKERNELAPI VOID NTAPI IoInitializeIrp(IN OUT PIRP Irp, IN USHORT PacketSize, IN CCHAR StackSize);
 NTKERNELAPI VOID NTAPI IoReuseIrp(IN OUT PIRP Irp, IN NTSTATUS Status);
 NTKERNELAPI VOID NTAPI IoFreeIrp(IN PIRP Irp);
-NTKERNELAPI PIRP NTAPI IoBuildDeviceIoControlRequest(
-    IN ULONG IoControlCode, IN PDEVICE_OBJECT DeviceObject, IN PVOID InputBuffer OPTIONAL, IN ULONG InputBufferLength,
-    OUT PVOID OutputBuffer OPTIONAL, IN ULONG OutputBufferLength, IN BOOLEAN InternalDeviceIoControl, IN PKEVENT Event,
-    OUT PIO_STATUS_BLOCK IoStatusBlock);
 NTKERNELAPI NTSTATUS NTAPI IofCallDriver(IN PDEVICE_OBJECT DeviceObject, IN OUT PIRP Irp);
 NTKERNELAPI VOID NTAPI IofCompleteRequest(IN PIRP Irp, IN CCHAR PriorityBoost);
 NTKERNELAPI BOOLEAN NTAPI IoCancelIrp(IN PIRP Irp);
@@ -363,6 +359,30 @@ FORCEINLINE PIO_STACK_LOCATION IoGetCurrentIrpStackLocation(IN PIRP Irp) {
 
 FORCEINLINE PIO_STACK_LOCATION IoGetNextIrpStackLocation(IN PIRP Irp) {
   return Irp->Tail.Overlay.CurrentStackLocation - 1;
+}
+
+/* Allocates an IRP that is freed when it completes. TdiBuildInternalDeviceControlIrp calls this. Requests of TDI have no
+ * buffers. */
+FORCEINLINE PIRP IoBuildDeviceIoControlRequest(IN ULONG IoControlCode, IN PDEVICE_OBJECT DeviceObject,
+                                               IN PVOID InputBuffer OPTIONAL, IN ULONG InputBufferLength,
+                                               OUT PVOID OutputBuffer OPTIONAL, IN ULONG OutputBufferLength,
+                                               IN BOOLEAN InternalDeviceIoControl, IN PKEVENT Event,
+                                               OUT PIO_STATUS_BLOCK IoStatusBlock) {
+  PIO_STACK_LOCATION location;
+  PIRP irp;
+  (void)InputBuffer;
+  if (!InternalDeviceIoControl || InputBufferLength != 0 || OutputBuffer != NULL || OutputBufferLength != 0)
+    return NULL;
+  irp = IoAllocateIrp(DeviceObject == NULL ? 1 : DeviceObject->StackSize, FALSE);
+  if (irp == NULL)
+    return NULL;
+  irp->UserEvent = Event;
+  irp->UserIosb = IoStatusBlock;
+  location = IoGetNextIrpStackLocation(irp);
+  location->MajorFunction = IRP_MJ_INTERNAL_DEVICE_CONTROL;
+  location->MinorFunction = (UCHAR)IoControlCode;
+  location->DeviceObject = DeviceObject;
+  return irp;
 }
 
 FORCEINLINE VOID IoSetNextIrpStackLocation(IN OUT PIRP Irp) {
@@ -692,14 +712,6 @@ NTSYSAPI NTSTATUS NTAPI ZwCreateFile(OUT PHANDLE FileHandle, IN ACCESS_MASK Desi
                                      IN PLARGE_INTEGER AllocationSize OPTIONAL, IN ULONG FileAttributes,
                                      IN ULONG ShareAccess, IN ULONG CreateDisposition, IN ULONG CreateOptions,
                                      IN PVOID EaBuffer OPTIONAL, IN ULONG EaLength);
-NTSYSAPI NTSTATUS NTAPI ZwReadFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL,
-                                   IN PIO_APC_ROUTINE ApcRoutine OPTIONAL, IN PVOID ApcContext OPTIONAL,
-                                   OUT PIO_STATUS_BLOCK IoStatusBlock, OUT PVOID Buffer, IN ULONG Length,
-                                   IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL);
-NTSYSAPI NTSTATUS NTAPI ZwWriteFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL,
-                                    IN PIO_APC_ROUTINE ApcRoutine OPTIONAL, IN PVOID ApcContext OPTIONAL,
-                                    OUT PIO_STATUS_BLOCK IoStatusBlock, IN PVOID Buffer, IN ULONG Length,
-                                    IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL);
 NTSYSAPI NTSTATUS NTAPI ZwClose(IN HANDLE Handle);
 NTKERNELAPI NTSTATUS NTAPI ObReferenceObjectByHandle(IN HANDLE Handle, IN ACCESS_MASK DesiredAccess,
                                                      IN POBJECT_TYPE ObjectType OPTIONAL,
@@ -710,8 +722,85 @@ NTKERNELAPI LONG_PTR NTAPI ObfDereferenceObject(IN PVOID Object);
 #define ObReferenceObject ObfReferenceObject
 #define ObDereferenceObject ObfDereferenceObject
 NTKERNELAPI PDEVICE_OBJECT NTAPI IoGetRelatedDeviceObject(IN PFILE_OBJECT FileObject);
-NTKERNELAPI NTSTATUS NTAPI IoGetDeviceObjectPointer(IN PUNICODE_STRING ObjectName, IN ACCESS_MASK DesiredAccess,
-                                                    OUT PFILE_OBJECT *FileObject, OUT PDEVICE_OBJECT *DeviceObject);
+
+/* Opens the control channel of a device, and returns its file object and the device. */
+FORCEINLINE NTSTATUS IoGetDeviceObjectPointer(IN PUNICODE_STRING ObjectName, IN ACCESS_MASK DesiredAccess,
+                                              OUT PFILE_OBJECT *FileObject, OUT PDEVICE_OBJECT *DeviceObject) {
+  OBJECT_ATTRIBUTES attributes;
+  HANDLE handle;
+  PVOID object;
+  NTSTATUS status;
+  InitializeObjectAttributes(&attributes, ObjectName, OBJ_KERNEL_HANDLE, NULL, NULL);
+  status = ZwCreateFile(&handle, DesiredAccess, &attributes, NULL, NULL, 0, 0, FILE_OPEN, 0, NULL, 0);
+  if (!NT_SUCCESS(status))
+    return status;
+  status = ObReferenceObjectByHandle(handle, DesiredAccess, *IoFileObjectType, KernelMode, &object, NULL);
+  if (NT_SUCCESS(status)) {
+    *FileObject = (PFILE_OBJECT)object;
+    *DeviceObject = IoGetRelatedDeviceObject(*FileObject);
+  }
+  ZwClose(handle);
+  return status;
+}
+
+/* Runs a read or a write, and waits for its completion. Events have no handles here, and there are no APCs. */
+FORCEINLINE NTSTATUS IopReadOrWrite(IN UCHAR MajorFunction, IN HANDLE FileHandle, IN HANDLE Event,
+                                    IN PIO_APC_ROUTINE ApcRoutine, OUT PIO_STATUS_BLOCK IoStatusBlock, IN PVOID Buffer,
+                                    IN ULONG Length) {
+  IO_STATUS_BLOCK block = {{STATUS_SUCCESS}, 0};
+  PIO_STACK_LOCATION location;
+  PVOID object;
+  KEVENT done;
+  MDL mdl;
+  PIRP irp;
+  if (KeGetCurrentIrql() >= DISPATCH_LEVEL)
+    block.Status = STATUS_INVALID_DEVICE_STATE;
+  else if (Event != NULL || ApcRoutine != NULL)
+    block.Status = STATUS_NOT_SUPPORTED;
+  else
+    block.Status = ObReferenceObjectByHandle(FileHandle, 0, *IoFileObjectType, KernelMode, &object, NULL);
+  if (NT_SUCCESS(block.Status)) {
+    KeInitializeEvent(&done, NotificationEvent, FALSE);
+    MmInitializeMdl(&mdl, Buffer, Length);
+    irp = IoBuildDeviceIoControlRequest(0, NULL, NULL, 0, NULL, 0, TRUE, &done, &block);
+    if (irp == NULL) {
+      block.Status = STATUS_INSUFFICIENT_RESOURCES;
+    } else {
+      irp->MdlAddress = &mdl;
+      location = IoGetNextIrpStackLocation(irp);
+      location->MajorFunction = MajorFunction;
+      location->FileObject = (PFILE_OBJECT)object;
+      location->Parameters.Read.Length = Length;
+      IoCallDriver(location->FileObject->DeviceObject, irp);
+      KeWaitForSingleObject(&done, Executive, KernelMode, FALSE, NULL);
+    }
+    ObDereferenceObject(object);
+  }
+  if (IoStatusBlock != NULL)
+    *IoStatusBlock = block;
+  return block.Status;
+}
+
+/* Receives normal data, and waits for it. The offset and the key have no effect. */
+FORCEINLINE NTSTATUS ZwReadFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL, IN PIO_APC_ROUTINE ApcRoutine OPTIONAL,
+                                IN PVOID ApcContext OPTIONAL, OUT PIO_STATUS_BLOCK IoStatusBlock, OUT PVOID Buffer,
+                                IN ULONG Length, IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL) {
+  (void)ApcContext;
+  (void)ByteOffset;
+  (void)Key;
+  return IopReadOrWrite(IRP_MJ_READ, FileHandle, Event, ApcRoutine, IoStatusBlock, Buffer, Length);
+}
+
+/* Sends a normal TSDU, and waits for its completion. The offset and the key have no effect. */
+FORCEINLINE NTSTATUS ZwWriteFile(IN HANDLE FileHandle, IN HANDLE Event OPTIONAL,
+                                 IN PIO_APC_ROUTINE ApcRoutine OPTIONAL, IN PVOID ApcContext OPTIONAL,
+                                 OUT PIO_STATUS_BLOCK IoStatusBlock, IN PVOID Buffer, IN ULONG Length,
+                                 IN PLARGE_INTEGER ByteOffset OPTIONAL, IN PULONG Key OPTIONAL) {
+  (void)ApcContext;
+  (void)ByteOffset;
+  (void)Key;
+  return IopReadOrWrite(IRP_MJ_WRITE, FileHandle, Event, ApcRoutine, IoStatusBlock, Buffer, Length);
+}
 
 /* Memory and messages. */
 FORCEINLINE PVOID ExAllocatePool(IN POOL_TYPE PoolType, IN SIZE_T NumberOfBytes) {

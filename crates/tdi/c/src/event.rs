@@ -18,7 +18,7 @@ use crate::{
 
 /// The types of objects that stay signaled until they are reset: NotificationEvent, threads, and notification timers. A
 /// wait resets any other object.
-pub(crate) const NOTIFICATION_EVENT: u8 = 0;
+const NOTIFICATION_EVENT: u8 = 0;
 const THREAD_OBJECT: u8 = 6;
 const TIMER_NOTIFICATION_OBJECT: u8 = 8;
 const NOTIFICATION_OBJECTS: [u8; 3] =
@@ -48,8 +48,8 @@ unsafe fn is_notification(event: *const KEvent) -> bool {
 }
 
 impl KEvent {
-    /// Returns an event of a type. Its list of waiters, which no client reads, is not used.
-    pub(crate) fn new(kind: u8, is_signaled: bool) -> Self {
+    /// Returns an event that is not signaled. Its list of waiters, which no client reads, is not used.
+    pub(crate) fn new(kind: u8) -> Self {
         let list = ListEntry {
             flink: ptr::null_mut(),
             blink: ptr::null_mut(),
@@ -59,7 +59,7 @@ impl KEvent {
             signalling: 0,
             size: (size_of::<Self>() / 4) as u8,
             reserved: 0,
-            signal_state: i32::from(is_signaled),
+            signal_state: 0,
             wait_list_head: list,
         }
     }
@@ -188,7 +188,7 @@ unsafe impl Sync for Thread {}
 
 impl Thread {
     pub(crate) fn new() -> Self {
-        Self(Box::into_raw(Box::new(KEvent::new(THREAD_OBJECT, false))))
+        Self(Box::into_raw(Box::new(KEvent::new(THREAD_OBJECT))))
     }
 
     pub(crate) const fn object(&self) -> *mut KEvent {
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_notification_event_wakes_all_its_waiters() {
         // The threads of a failed test still wait for the event.
-        let event = Box::into_raw(Box::new(KEvent::new(NOTIFICATION_EVENT, false)));
+        let event = Box::into_raw(Box::new(KEvent::new(NOTIFICATION_EVENT)));
         let (woken, wakes) = mpsc::channel();
         for _ in 0..3 {
             let (sender, receiver) = mpsc::channel();

@@ -165,11 +165,6 @@ impl File {
         Ok((address.ok_or(Status::ADDRESS_CLOSED)?, handlers))
     }
 
-    /// Returns the object that clients see.
-    pub(crate) const fn object(&self) -> *mut FileObject {
-        self.object
-    }
-
     /// Counts a request that was submitted.
     pub(crate) fn request_started(&self) {
         *lock(&self.pending) += 1;

@@ -25,48 +25,22 @@ use crate::{
     },
 };
 
-type Connect = unsafe extern "C" fn(
-    *mut c_void,
-    i32,
-    *mut c_void,
-    i32,
-    *mut c_void,
-    i32,
-    *mut c_void,
-    *mut *mut c_void,
-    *mut *mut Irp,
-) -> NtStatus;
-type Disconnect = unsafe extern "C" fn(
-    *mut c_void,
-    *mut c_void,
-    i32,
-    *mut c_void,
-    i32,
-    *mut c_void,
-    u32,
-) -> NtStatus;
-type Error = unsafe extern "C" fn(*mut c_void, NtStatus) -> NtStatus;
-type ErrorEx = unsafe extern "C" fn(*mut c_void, NtStatus, *mut c_void) -> NtStatus;
-type ReceiveHandler = unsafe extern "C" fn(
-    *mut c_void,
-    *mut c_void,
-    u32,
-    u32,
-    u32,
-    *mut u32,
-    *const c_void,
-    *mut *mut Irp,
-) -> NtStatus;
-type ChainedReceive = unsafe extern "C" fn(
-    *mut c_void,
-    *mut c_void,
-    u32,
-    u32,
-    u32,
-    *const Mdl,
-    *mut c_void,
-) -> NtStatus;
-type SendPossible = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> NtStatus;
+/// Declares the type of the handlers of an event.
+macro_rules! handler {
+    ($name:ident($($parameter:ty),+)) => {
+        type $name = unsafe extern "C" fn($($parameter),+) -> NtStatus;
+    };
+}
+
+type Pvoid = *mut c_void;
+
+handler!(Connect(Pvoid, i32, Pvoid, i32, Pvoid, i32, Pvoid, *mut Pvoid, *mut *mut Irp));
+handler!(Disconnect(Pvoid, Pvoid, i32, Pvoid, i32, Pvoid, u32));
+handler!(Error(Pvoid, NtStatus));
+handler!(ErrorEx(Pvoid, NtStatus, Pvoid));
+handler!(ReceiveHandler(Pvoid, Pvoid, u32, u32, u32, *mut u32, *const c_void, *mut *mut Irp));
+handler!(ChainedReceive(Pvoid, Pvoid, u32, u32, u32, *const Mdl, Pvoid));
+handler!(SendPossible(Pvoid, Pvoid, u32));
 
 /// Takes over an IRP that a handler has returned for a request with this minor function. Its current stack location is
 /// that of the transport if the client has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.

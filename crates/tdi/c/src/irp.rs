@@ -23,9 +23,8 @@ use crate::{
     files::File,
     kernel::{IoAcquireCancelSpinLock, IoReleaseCancelSpinLock},
     layout::{
-        DeviceObject, IO_TYPE_IRP, IRP_MJ_INTERNAL_DEVICE_CONTROL, IoStackLocation, IoStatusBlock,
-        Irp, KEvent, NtStatus, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS,
-        SL_PENDING_RETURNED, nt,
+        DeviceObject, IO_TYPE_IRP, IoStackLocation, IoStatusBlock, Irp, NtStatus,
+        SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, SL_PENDING_RETURNED, nt,
     },
     mdl::{Outcome, free_locked},
 };
@@ -175,41 +174,6 @@ pub unsafe extern "C" fn IoFreeIrp(irp: *mut Irp) {
     check_owner("IoFreeIrp", irp);
     // SAFETY: the caller promises an IRP of `IoAllocateIrp`, or null.
     unsafe { libc::free(irp.cast()) };
-}
-
-/// Allocates an IRP that is freed when it completes. `TdiBuildInternalDeviceControlIrp` calls this.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoBuildDeviceIoControlRequest(
-    code: u32,
-    device: *mut DeviceObject,
-    _input: *mut c_void,
-    input_length: u32,
-    output: *mut c_void,
-    output_length: u32,
-    is_internal: u8,
-    event: *mut KEvent,
-    status_block: *mut IoStatusBlock,
-) -> *mut Irp {
-    // Requests of TDI have no such buffers.
-    if is_internal == 0 || input_length != 0 || output_length != 0 || !output.is_null() {
-        return ptr::null_mut();
-    }
-    // SAFETY: the caller promises a valid device, or null.
-    let stack_size = unsafe { device.as_ref() }.map_or(1, |device| device.stack_size);
-    let irp = IoAllocateIrp(stack_size, 0);
-    if irp.is_null() {
-        return irp;
-    }
-    // SAFETY: the IRP is new, and has at least one stack location.
-    unsafe {
-        (*irp).user_event = event;
-        (*irp).user_iosb = status_block;
-        let location = (*irp).current_stack_location.sub(1);
-        (*location).major_function = IRP_MJ_INTERNAL_DEVICE_CONTROL;
-        (*location).minor_function = code as u8;
-        (*location).device_object = device;
-    }
-    irp
 }
 
 /// Completes an IRP that belongs to no file, and returns its status.

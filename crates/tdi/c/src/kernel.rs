@@ -8,7 +8,7 @@ use std::{
     ffi::c_void,
     mem, ptr,
     sync::{
-        Arc, LazyLock, Mutex,
+        Arc, LazyLock, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -89,16 +89,55 @@ struct Queue {
 
 static QUEUE: LazyLock<Mutex<Queue>> = LazyLock::new(Mutex::default);
 
-impl Queue {
-    fn add(&mut self, address: usize) -> u64 {
-        self.last += 1;
-        self.queued.insert(address, self.last);
-        self.last
-    }
+/// Queues what is at an address: after `wait`, and then after each `period` that is not 0, `due` is called, and then the
+/// routine of the DPC that it returns.
+fn queue(
+    mut queue: MutexGuard<'_, Queue>,
+    address: usize,
+    mut wait: Duration,
+    period: Duration,
+    due: unsafe fn(usize) -> *mut KDpc,
+) {
+    queue.last += 1;
+    let number = queue.last;
+    queue.queued.insert(address, number);
+    drop(queue);
+    runtime().spawn(async move {
+        loop {
+            if !wait.is_zero() {
+                sleep(wait).await;
+            }
+            if !call(address, number, period, due) || period.is_zero() {
+                return;
+            }
+            wait = period;
+        }
+    });
+}
 
-    fn is_queued(&self, address: usize, number: u64) -> bool {
-        self.queued.get(&address) == Some(&number)
+/// Calls the routine of a DPC, if it or its timer is still queued with this number. The routine may free both.
+fn call(address: usize, number: u64, period: Duration, due: unsafe fn(usize) -> *mut KDpc) -> bool {
+    let mut queue = lock(&QUEUE);
+    if queue.queued.get(&address) != Some(&number) {
+        return false;
     }
+    if period.is_zero() {
+        queue.queued.remove(&address);
+    }
+    // SAFETY: what is queued is valid, and to remove it needs the lock.
+    let (dpc, fields) = unsafe {
+        let dpc = due(address);
+        (dpc, dpc.as_ref().map(|dpc| *dpc))
+    };
+    drop(queue);
+    if let Some(fields) = fields
+        && let Some(routine) = fields.deferred_routine
+    {
+        let (first, second) = (fields.system_argument1, fields.system_argument2);
+        // SAFETY: the client has set the routine for such calls.
+        call_client(|| unsafe { routine(dpc, fields.deferred_context, first, second) });
+    }
+    true
 }
 
 /// Queues a DPC, unless it is queued. Returns whether it was queued by this call.
@@ -108,9 +147,8 @@ pub unsafe extern "C" fn KeInsertQueueDpc(
     first: *mut c_void,
     second: *mut c_void,
 ) -> u8 {
-    let address = dpc as usize;
-    let mut queue = lock(&QUEUE);
-    if queue.queued.contains_key(&address) {
+    let queued = lock(&QUEUE);
+    if queued.queued.contains_key(&(dpc as usize)) {
         return 0;
     }
     // SAFETY: the caller promises a valid DPC.
@@ -118,38 +156,9 @@ pub unsafe extern "C" fn KeInsertQueueDpc(
         (*dpc).system_argument1 = first;
         (*dpc).system_argument2 = second;
     }
-    let number = queue.add(address);
-    drop(queue);
-    runtime().spawn(async move {
-        let mut queue = lock(&QUEUE);
-        if queue.is_queued(address, number) {
-            queue.queued.remove(&address);
-            // SAFETY: a DPC that is queued is valid until its routine is called.
-            unsafe { call_dpc(address as *mut KDpc, move || drop(queue)) };
-        }
-    });
+    let none = Duration::ZERO;
+    queue(queued, dpc as usize, none, none, |dpc| dpc as *mut KDpc);
     1
-}
-
-/// Calls the routine of a DPC, which may free it.
-///
-/// # Safety
-/// The DPC is valid until `unlock` has returned.
-unsafe fn call_dpc(dpc: *mut KDpc, unlock: impl FnOnce()) {
-    // SAFETY: the caller promises a valid DPC.
-    let (routine, context, first, second) = unsafe {
-        (
-            (*dpc).deferred_routine,
-            (*dpc).deferred_context,
-            (*dpc).system_argument1,
-            (*dpc).system_argument2,
-        )
-    };
-    unlock();
-    if let Some(routine) = routine {
-        // SAFETY: the client has set the routine for such calls.
-        call_client(|| unsafe { routine(dpc, context, first, second) });
-    }
 }
 
 /// Removes a DPC from the queue. Returns whether it was queued.
@@ -175,52 +184,25 @@ pub unsafe extern "C" fn KeSetTimerEx(
     period: i32,
     dpc: *mut KDpc,
 ) -> u8 {
-    let address = timer as usize;
     let period = Duration::from_millis(period.max(0).unsigned_abs().into());
-    let mut queue = lock(&QUEUE);
-    let was_set = queue.queued.contains_key(&address);
-    let number = queue.add(address);
+    let queued = lock(&QUEUE);
+    let was_set = queued.queued.contains_key(&(timer as usize));
     // SAFETY: the caller promises a valid timer.
     unsafe {
         (*timer).dpc = dpc;
         (*timer).period = period.as_millis() as u32;
         (*timer).header.signal_state = 0;
     }
-    drop(queue);
-    runtime().spawn(async move {
-        let mut wait = duration(due);
-        loop {
-            sleep(wait).await;
-            if !fire(address, number, !period.is_zero()) || period.is_zero() {
-                return;
-            }
-            wait = period;
+    queue(queued, timer as usize, duration(due), period, |timer| {
+        let timer = timer as *mut KTimer;
+        // SAFETY: a timer that is queued is valid.
+        unsafe {
+            let dpc = (*timer).dpc;
+            KeSetEvent(&raw mut (*timer).header, 0, 0);
+            dpc
         }
     });
     was_set.into()
-}
-
-/// Signals a timer and calls its DPC, if the timer is still set as it was by the call with this number.
-fn fire(address: usize, number: u64, is_periodic: bool) -> bool {
-    let timer = address as *mut KTimer;
-    let mut queue = lock(&QUEUE);
-    if !queue.is_queued(address, number) {
-        return false;
-    }
-    if !is_periodic {
-        queue.queued.remove(&address);
-    }
-    // SAFETY: a timer that is set is valid, and so is its DPC. A cancel needs the lock.
-    unsafe {
-        let dpc = (*timer).dpc;
-        KeSetEvent(&raw mut (*timer).header, 0, 0);
-        if dpc.is_null() {
-            drop(queue);
-        } else {
-            call_dpc(dpc, move || drop(queue));
-        }
-    }
-    true
 }
 
 /// Cancels a timer. Returns whether it was set.

@@ -59,7 +59,7 @@ pub struct KTimer {
 
 /// KDPC.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct KDpc {
     pub kind: u8,
     pub importance: u8,
@@ -161,22 +161,14 @@ pub struct Mdl {
 pub const MDL_MAPPED_TO_SYSTEM_VA: i16 = 0x0001;
 pub const MDL_PAGES_LOCKED: i16 = 0x0002;
 
-/// DEVICE_OBJECT.
+/// DEVICE_OBJECT, of which the transport sets the fields with names.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DeviceObject {
     pub kind: i16,
     pub size: u16,
     pub reference_count: i32,
-    pub driver_object: *mut c_void,
-    pub next_device: *mut Self,
-    pub attached_device: *mut Self,
-    pub current_irp: *mut Irp,
-    pub timer: *mut c_void,
-    pub flags: u32,
-    pub characteristics: u32,
-    pub vpb: *mut c_void,
-    pub device_extension: *mut c_void,
+    pub unused: [*mut c_void; 8],
     pub device_type: u32,
     pub stack_size: i8,
     pub reserved: [*mut c_void; 31],

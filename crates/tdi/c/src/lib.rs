@@ -13,7 +13,7 @@
 //! | `event` | events that threads wait for |
 //! | `files` | handles and objects |
 //! | `kernel` | IRQL, DPCs, timers, work items and threads |
-//! | `open` | opening and closing files, and reading and writing them without an IRP |
+//! | `open` | opening files |
 //! | `address` | addresses as TDI writes them |
 //! | `device` | the devices by their names, and the transport's thread |
 //! | `dispatch` | the requests of TDI |

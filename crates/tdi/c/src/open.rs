@@ -1,9 +1,9 @@
-//! Opening files, with the extended attributes that say what they stand for, and reading and writing without an IRP.
+//! Opening files, with the extended attributes that say what they stand for.
 
 use std::{
     ffi::c_void,
     net::SocketAddr,
-    ptr, slice,
+    slice,
     sync::{Arc, Mutex},
 };
 
@@ -11,16 +11,9 @@ use smbdirect_tdi::{Share, Status};
 
 use crate::{
     address,
-    device::{Device, OBJECT_NAME_NOT_FOUND, may_wait, runtime, wait_for},
-    dispatch::IofCallDriver,
-    event::{KeWaitForSingleObject, NOTIFICATION_EVENT},
-    files::{Body, File, ObfReferenceObject, ZwClose, of_handle},
-    irp::IoAllocateIrp,
-    layout::{
-        DeviceObject, EaHeader, FileObject, Handle, IRP_MJ_READ, IRP_MJ_WRITE, IoStatusBlock,
-        KEvent, NtStatus, ObjectAttributes, UnicodeString, nt,
-    },
-    mdl::description,
+    device::{Device, OBJECT_NAME_NOT_FOUND, runtime, wait_for},
+    files::{Body, File},
+    layout::{EaHeader, Handle, IoStatusBlock, NtStatus, ObjectAttributes, UnicodeString, nt},
     slots::{ConnectionContext, Handlers},
 };
 
@@ -157,147 +150,6 @@ fn entries(mut bytes: &[u8]) -> Result<Vec<Attribute<'_>>, Status> {
         bytes = bytes.get(next..).ok_or(Status::INVALID_PARAMETER)?;
     }
     Ok(entries)
-}
-
-/// Opens the control channel of a device, and returns its file object and the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn IoGetDeviceObjectPointer(
-    device_name: *const UnicodeString,
-    _access: u32,
-    file: *mut *mut FileObject,
-    device: *mut *mut DeviceObject,
-) -> NtStatus {
-    if file.is_null() || device.is_null() {
-        return nt(Status::INVALID_PARAMETER);
-    }
-    // SAFETY: the caller promises that the name is null or valid.
-    let opened = unsafe { name(device_name) }.and_then(|name| create(&name, &[], 0));
-    let found = opened.and_then(|handle| Ok((handle, of_handle(handle)?)));
-    let (handle, opened) = match found {
-        Ok(found) => found,
-        Err(status) => return nt(status),
-    };
-    // The reference outlives the handle.
-    ObfReferenceObject(opened.object().cast());
-    ZwClose(handle);
-    // SAFETY: the caller promises valid pointers.
-    unsafe {
-        file.write(opened.object());
-        device.write(opened.device.object());
-    }
-    nt(Status::SUCCESS)
-}
-
-/// Sends a normal TSDU, and waits for its completion. The offset and the key have no effect.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ZwWriteFile(
-    handle: Handle,
-    event: Handle,
-    apc: *const c_void,
-    _apc_context: *mut c_void,
-    status_block: *mut IoStatusBlock,
-    buffer: *mut c_void,
-    length: u32,
-    _offset: *const i64,
-    _key: *const u32,
-) -> NtStatus {
-    // SAFETY: the promise is the same.
-    unsafe {
-        run(
-            IRP_MJ_WRITE,
-            handle,
-            event,
-            apc,
-            status_block,
-            buffer,
-            length,
-        )
-    }
-}
-
-/// Receives normal data, and waits for it. The offset and the key have no effect.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ZwReadFile(
-    handle: Handle,
-    event: Handle,
-    apc: *const c_void,
-    _apc_context: *mut c_void,
-    status_block: *mut IoStatusBlock,
-    buffer: *mut c_void,
-    length: u32,
-    _offset: *const i64,
-    _key: *const u32,
-) -> NtStatus {
-    // SAFETY: the promise is the same.
-    unsafe {
-        run(
-            IRP_MJ_READ,
-            handle,
-            event,
-            apc,
-            status_block,
-            buffer,
-            length,
-        )
-    }
-}
-
-/// Runs a request with this major function, and waits for its completion. Neither events, which have no handles here, nor
-/// APCs are supported.
-///
-/// # Safety
-/// The buffer has this length, and the status block is null or valid.
-unsafe fn run(
-    major: u8,
-    handle: Handle,
-    event: Handle,
-    apc: *const c_void,
-    status_block: *mut IoStatusBlock,
-    buffer: *mut c_void,
-    length: u32,
-) -> NtStatus {
-    let mut result = IoStatusBlock::new(nt(Status::SUCCESS), 0);
-    let mut submit = || -> Result<(), Status> {
-        // The request must not be submitted, because the transport would use the buffer after the call.
-        if !may_wait() {
-            return Err(Status::INVALID_DEVICE_STATE);
-        }
-        if !event.is_null() || !apc.is_null() {
-            return Err(Status::NOT_SUPPORTED);
-        }
-        let file = of_handle(handle)?;
-        let (mut mdl, mut done) = (
-            description(buffer, length),
-            KEvent::new(NOTIFICATION_EVENT, false),
-        );
-        let irp = IoAllocateIrp(1, 0);
-        if irp.is_null() {
-            return Err(Status::INSUFFICIENT_RESOURCES);
-        }
-        // SAFETY: the IRP is new and has one stack location. What it refers to outlives it, because this waits for its end.
-        unsafe {
-            (*irp).mdl_address = &raw mut mdl;
-            (*irp).user_event = &raw mut done;
-            (*irp).user_iosb = &raw mut result;
-            let location = (*irp).current_stack_location.sub(1);
-            (*location).major_function = major;
-            (*location).file_object = file.object();
-            (&raw mut (*location).parameters)
-                .cast::<u32>()
-                .write(length);
-            IofCallDriver(file.device.object(), irp);
-            KeWaitForSingleObject((&raw mut done).cast(), 0, 0, 0, ptr::null());
-        }
-        Ok(())
-    };
-    if let Err(status) = submit() {
-        result = IoStatusBlock::new(nt(status), 0);
-    }
-    if !status_block.is_null() {
-        // SAFETY: the caller promises that it is valid.
-        unsafe { status_block.write(result) };
-    }
-    result.status()
 }
 
 #[cfg(test)]

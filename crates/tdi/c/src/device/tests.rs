@@ -16,13 +16,14 @@ use super::*;
 use crate::{
     address,
     dispatch::IofCallDriver,
-    event::{KeWaitForSingleObject, NOTIFICATION_EVENT},
+    event::KeWaitForSingleObject,
     files::{ObReferenceObjectByHandle, ObfDereferenceObject, ZwClose, of_handle},
-    irp::IoBuildDeviceIoControlRequest,
+    irp::IoAllocateIrp,
     layout::{
-        ACCEPT, ConnectionInformation, FileObject, Handle, IoStatusBlock, Irp, KEvent, Mdl,
-        NtStatus, ObjectAttributes, RECEIVE, RequestData, RequestKernel, RequestQuery,
-        SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS, UnicodeString, nt,
+        ACCEPT, ConnectionInformation, FileObject, Handle, IRP_MJ_INTERNAL_DEVICE_CONTROL,
+        IoStatusBlock, Irp, KEvent, Mdl, NtStatus, ObjectAttributes, RECEIVE, RequestData,
+        RequestKernel, RequestQuery, SL_INVOKE_ON_CANCEL, SL_INVOKE_ON_ERROR, SL_INVOKE_ON_SUCCESS,
+        UnicodeString, nt,
     },
     mdl::{IoAllocateMdl, IoFreeMdl, LENT},
     open::ZwCreateFile,
@@ -176,7 +177,7 @@ impl Opened {
         // parameters have room for the type.
         unsafe {
             let (event, block) = (&raw mut (*report).event, &raw mut (*report).block);
-            event.write(KEvent::new(NOTIFICATION_EVENT, false));
+            event.write(KEvent::new(0));
             let mdl = IoAllocateMdl(
                 memory.as_mut_ptr().cast(),
                 memory.len() as u32,
@@ -184,20 +185,13 @@ impl Opened {
                 0,
                 ptr::null_mut(),
             );
-            let none = ptr::null_mut();
-            let irp = IoBuildDeviceIoControlRequest(
-                minor.into(),
-                self.device,
-                none,
-                0,
-                none,
-                0,
-                1,
-                event,
-                block,
-            );
+            let irp = IoAllocateIrp(1, 0);
+            (*irp).user_event = event;
+            (*irp).user_iosb = block;
             (*irp).mdl_address = mdl;
             let location = (*irp).current_stack_location.sub(1);
+            (*location).major_function = IRP_MJ_INTERNAL_DEVICE_CONTROL;
+            (*location).minor_function = minor;
             (*location).file_object = self.object;
             (*location).completion_routine = Some(check_memory);
             (*location).context = memory.as_mut_ptr().cast();
