@@ -361,6 +361,9 @@ pub enum Teardown {
     Graceful,
     /// The connection ends immediately.
     Abort,
+    /// As [`Abort`](Self::Abort), but what a completion has reported as sent still arrives. The peer sees that the
+    /// connection has failed.
+    Terminate,
 }
 
 /// The way in which a connection ended.

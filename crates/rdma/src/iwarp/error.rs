@@ -166,6 +166,11 @@ impl From<StreamError> for ProviderError {
         let kind = match error {
             StreamError::Lost(error) => return error,
             StreamError::Truncated => ProviderErrorKind::Reset,
+            StreamError::Terminated(ref terminate)
+                if terminate.code() == TerminateCode::LOCAL_CATASTROPHIC =>
+            {
+                ProviderErrorKind::Reset
+            }
             StreamError::Terminated(_) => ProviderErrorKind::Terminated,
             _ => ProviderErrorKind::Protocol,
         };

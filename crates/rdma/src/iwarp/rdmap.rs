@@ -185,6 +185,9 @@ pub struct TerminateCode {
 }
 
 impl TerminateCode {
+    /// The sender has failed, and found no error in what it received.
+    pub(super) const LOCAL_CATASTROPHIC: Self = Self::new(0, 0, 0);
+
     /// Creates a code of these three numbers.
     pub const fn new(layer: u8, error_type: u8, error_code: u8) -> Self {
         Self {

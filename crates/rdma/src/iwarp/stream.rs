@@ -20,7 +20,7 @@ use super::{
     config::StreamConfig,
     error::StreamError,
     mpa,
-    rdmap::Terminate,
+    rdmap::{Terminate, TerminateCode},
     receive::Receive,
     shared::{Fault, Shared},
     transmit::Transmit,
@@ -406,6 +406,16 @@ impl Stream {
         self.flush();
         self.transmit.clear();
         self.ended = Some(how);
+    }
+
+    /// Ends the stream, unless it has ended already, with a Terminate after what was transmitted.
+    pub fn terminate(&mut self) {
+        if self.ended.is_none() && !self.finished {
+            let terminate = Terminate::new(TerminateCode::LOCAL_CATASTROPHIC, None);
+            self.transmit.fail(Some(terminate), &mut self.shared);
+            self.flush();
+            self.ended = Some(Disconnect::Local);
+        }
     }
 
     /// Returns whether the stream has ended.

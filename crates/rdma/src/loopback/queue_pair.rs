@@ -281,7 +281,10 @@ impl QueuePair for LoopbackQueuePair {
                 self.execute();
                 Disconnect::Remote
             }
-            Teardown::Abort => {
+            Teardown::Abort | Teardown::Terminate => {
+                if how == Teardown::Terminate {
+                    self.execute();
+                }
                 let what = "the peer aborted the connection";
                 Disconnect::Broken(ProviderError::new(ProviderErrorKind::Reset, what))
             }

@@ -285,7 +285,11 @@ impl Endpoint {
                 connection.stage = Stage::Draining;
                 connection.close_deadline = Some(now + bounded(self.settings.close_timeout));
             }
-            (Teardown::Abort, Stage::Open | Stage::Draining | Stage::Disconnecting) => {
+            // The peer has acknowledged what was reported as sent.
+            (
+                Teardown::Abort | Teardown::Terminate,
+                Stage::Open | Stage::Draining | Stage::Disconnecting,
+            ) => {
                 self.end(now, id.0, Disconnect::Local, Cause::Aborted);
             }
             _ => {}

@@ -329,12 +329,15 @@ impl QueuePair for VerbsQueuePair {
     fn disconnect(&mut self, how: Teardown) {
         match (how, &self.phase) {
             (_, Phase::Ended) => {}
-            (Teardown::Abort, Phase::Draining(reason) | Phase::Flushing(reason)) => {
+            (
+                Teardown::Abort | Teardown::Terminate,
+                Phase::Draining(reason) | Phase::Flushing(reason),
+            ) => {
                 let reason = reason.clone();
                 self.id.disconnect();
                 self.finish(reason);
             }
-            (Teardown::Abort, _) => {
+            (Teardown::Abort | Teardown::Terminate, _) => {
                 self.id.disconnect();
                 self.finish(Disconnect::Local);
             }

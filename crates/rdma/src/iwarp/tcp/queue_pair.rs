@@ -647,6 +647,10 @@ impl QueuePair for IwarpQueuePair {
                 }
                 self.machine.end(Disconnect::Local);
             }
+            Teardown::Terminate => {
+                self.machine.terminate();
+                self.close_if_ended();
+            }
         }
     }
 

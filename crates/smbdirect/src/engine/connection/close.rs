@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// Returns how the owner disconnects the queue pair after the end: gracefully only if this end gives up no message,
-    /// so that the peer takes no failure for an orderly end.
+    /// so that the peer takes no failure for an orderly end. After a timeout the peer still gets what was sent.
     pub fn teardown(&self) -> Teardown {
         match self.error() {
             Some(
@@ -108,6 +108,7 @@ impl Connection {
                 | ConnectionError::ClosedHere
                 | ConnectionError::RefusedPeer(_),
             ) => Teardown::Graceful,
+            Some(ConnectionError::TimedOut(_)) => Teardown::Terminate,
             _ => Teardown::Abort,
         }
     }

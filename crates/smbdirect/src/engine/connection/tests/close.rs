@@ -41,7 +41,7 @@ fn a_connection_that_ran_out_of_time_is_no_graceful_end_for_the_peer() {
     bench.work();
     bench.wait(ANSWER);
     bench.ended(ConnectionError::TimedOut(Expired::IdleConnection));
-    assert_eq!(bench.engine.teardown(), Teardown::Abort);
+    assert_eq!(bench.engine.teardown(), Teardown::Terminate);
 }
 
 #[test]
