@@ -326,6 +326,8 @@ pub(crate) enum AttemptFault {
     Unreachable(String),
     /// TCP connects, but the answer is not iWARP.
     NotIwarp,
+    /// The port accepts TCP, and the connection ends or stays silent after the MPA Request.
+    Unanswered,
     /// The listener refused the RDMA connection.
     Rejected(String),
     /// The listener answered with RDMA options that this end does not support.
@@ -350,6 +352,7 @@ impl fmt::Display for AttemptFault {
             Self::Refused => "connection refused",
             Self::Dropped => "no answer",
             Self::NotIwarp => "the answer is not iWARP",
+            Self::Unanswered => "the MPA Request is not answered",
             Self::NoAdapter => "no adapter",
             Self::Unreachable(why)
             | Self::Rejected(why)

@@ -123,7 +123,14 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
         AttemptFault::Unreachable(why) if is_silent(remote) => host_silent(name, why, remote),
         AttemptFault::Dropped => dropped(name, attempt),
         AttemptFault::Unreachable(why) => unreachable(name, attempt, why),
-        AttemptFault::NotIwarp => not_iwarp(name, port),
+        AttemptFault::NotIwarp => {
+            let cause = "a TCP service that is not SMB Direct has this port";
+            not_iwarp(name, port, fault, Fault::NotSmbDirect, cause)
+        }
+        AttemptFault::Unanswered => {
+            let cause = "the listener hangs or turns this machine away, or the service on this port is not SMB Direct";
+            not_iwarp(name, port, fault, Fault::NegotiationSilent, cause)
+        }
         AttemptFault::Rejected(why) if may_have_no_listener(attempt, remote) => {
             listener_gone(name, why)
         }
@@ -181,10 +188,15 @@ fn unreachable(name: String, attempt: &Attempt, why: &str) -> Step {
     allow(Step::fault(name, why, Fault::PortRejected, cause), attempt)
 }
 
-fn not_iwarp(name: String, port: u16) -> Step {
-    let evidence = format!("TCP port {port} is open, but the answer is not iWARP");
-    let cause = "a TCP service that is not SMB Direct has this port";
-    Step::fault(name, evidence, Fault::NotSmbDirect, cause).cure(
+fn not_iwarp(
+    name: String,
+    port: u16,
+    what: &AttemptFault,
+    fault: Fault,
+    cause: &'static str,
+) -> Step {
+    let evidence = format!("TCP port {port} is open, but {what}");
+    Step::fault(name, evidence, fault, cause).cure(
         RunOn::Server,
         format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
     )

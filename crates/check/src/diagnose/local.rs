@@ -457,10 +457,15 @@ fn not_listening(machine: &Machine) -> Option<Step> {
     let is_gateway = server.programs.iter().any(|each| each == "smbdirect");
     let owner = server.iwarp_port_owner.as_ref().filter(|_| !is_gateway);
     let attempt = server.attempt.as_ref().map(|attempt| &attempt.result);
-    let is_foreign = attempt == Some(&Err(AttemptFault::NotIwarp));
+    let is_foreign = matches!(
+        attempt,
+        Some(Err(AttemptFault::NotIwarp | AttemptFault::Unanswered))
+    );
     let evidence = match owner {
         Some(owner) => format!("running, and {owner} listens on TCP port 5445"),
-        None if is_foreign => "running, and what listens on TCP port 5445 is not iWARP".into(),
+        None if is_foreign => {
+            "running, and what listens on TCP port 5445 does not answer as iWARP".into()
+        }
         None if server.listens.contains(&Fabric::Iwarp.port()) => return None,
         None => "running, and nothing listens on TCP port 5445".into(),
     };

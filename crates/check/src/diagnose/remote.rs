@@ -46,7 +46,12 @@ fn name(remote: &Remote) -> Step {
             let words: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             match words.join(", ") {
                 same if same == *host => Step::ok("address", same),
-                words => Step::ok(NAME, format!("{host} is {words}")),
+                words => {
+                    let first = remote.address.filter(|address| addresses[0] != *address);
+                    let first =
+                        first.map_or_else(String::new, |address| format!("; {address} is checked"));
+                    Step::ok(NAME, format!("{host} is {words}{first}"))
+                }
             }
         }
         Err(why) => {
@@ -202,15 +207,26 @@ fn over_tcp(tcp: &Tcp, remote: &Remote) -> Step {
             session::with_multichannel(Step::warning(NAME, evidence, Fault::MultichannelOff, cause))
         }
         (Tcp::Open, Some(Err(fault))) => {
-            let what = match fault {
-                SmbFault::HungUp => "the connection ends at the first SMB message",
-                SmbFault::Silent => "no answer to SMB2 NEGOTIATE",
-                SmbFault::Other(what) => what,
+            let (what, fault, cause) = match fault {
+                SmbFault::HungUp => (
+                    "the connection ends at the first SMB message",
+                    Fault::NoSmb,
+                    "the server turns this machine away or has no SMB2, or the service on this port is not SMB",
+                ),
+                SmbFault::Silent => (
+                    "no answer to SMB2 NEGOTIATE",
+                    Fault::NoSmb,
+                    "the server hangs, or the service on this port is not SMB",
+                ),
+                SmbFault::Other(what) => (
+                    what.as_str(),
+                    Fault::NotSmbDirect,
+                    "what listens on port 445 is not an SMB2 server",
+                ),
             };
-            let cause = "what listens on port 445 is not an SMB2 server";
-            Step::warning(NAME, what, Fault::NotSmbDirect, cause).cure(
+            Step::warning(NAME, what, fault, cause).cure(
                 RunOn::Server,
-                "ss -Hltnp 'sport = :445'    # what listens there",
+                "ss -Hltnp 'sport = :445'    # what listens there; its log names clients that it refuses",
             )
         }
         (Tcp::Open, None) => Step::ok(NAME, "open"),

@@ -4,12 +4,7 @@
 //! Direct, a keepalive, SMB2 NEGOTIATE, and a graceful end. ksmbd stops listening after eleven
 //! negotiations that fail, so an attempt must never be abandoned halfway.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use smbdirect::{
     Config, ConnectFault, Connection, ConnectionError, Settings,
@@ -121,8 +116,8 @@ pub(super) fn roce_config() -> RoceConfig {
     roce
 }
 
-/// Tries a candidate to `address`.
-pub(super) async fn attempt(candidate: &Candidate, address: IpAddr) -> Attempt {
+/// Tries a candidate to `address`, at its own port.
+pub(super) async fn attempt(candidate: &Candidate, address: SocketAddr) -> Attempt {
     let result = match open(candidate, address).await {
         Ok(connection) => {
             let reached = examine(&connection).await;
@@ -143,9 +138,9 @@ pub(super) async fn attempt(candidate: &Candidate, address: IpAddr) -> Attempt {
 /// iWARP may not survive a connection that ends before a message.
 pub(super) async fn open(
     candidate: &Candidate,
-    address: IpAddr,
+    mut address: SocketAddr,
 ) -> Result<Connection, AttemptFault> {
-    let address = SocketAddr::new(address, candidate.port);
+    address.set_port(candidate.port);
     match connect(candidate, address).await {
         // Software iWARP of Linux may overlook the first message, and ksmbd then gives up.
         Err(AttemptFault::Lost(_)) => connect(candidate, address).await,
@@ -176,10 +171,11 @@ async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault
         ProviderErrorKind::Rejected => AttemptFault::Rejected(what),
         ProviderErrorKind::Protocol => AttemptFault::Incompatible(what),
         ProviderErrorKind::Address => AttemptFault::Unreachable(what),
-        ProviderErrorKind::Reset | ProviderErrorKind::OtherProtocol => AttemptFault::NotIwarp,
+        ProviderErrorKind::OtherProtocol => AttemptFault::NotIwarp,
+        ProviderErrorKind::Reset => AttemptFault::Unanswered,
         // Either TCP was not answered, or the MPA Request was not.
         ProviderErrorKind::TimedOut => match tcp_port::connect(address, EXPLAIN_TIMEOUT).await.0 {
-            Tcp::Open => AttemptFault::NotIwarp,
+            Tcp::Open => AttemptFault::Unanswered,
             Tcp::Refused => AttemptFault::Refused,
             Tcp::Dropped => AttemptFault::Dropped,
             Tcp::Unreachable(what) => AttemptFault::Unreachable(what),
@@ -255,4 +251,40 @@ async fn examine(connection: &Connection) -> Reached {
 /// Ends a connection gracefully.
 pub(super) async fn leave(connection: &Connection) {
     close(connection, CLOSE_TIMEOUT).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_an_answer_shows_another_protocol() {
+        for (answer, expected) in [
+            (
+                Some(&b"SSH-2.0-OpenSSH_9.2\r\n and more than a frame"[..]),
+                AttemptFault::NotIwarp,
+            ),
+            (Some(&b""[..]), AttemptFault::Unanswered),
+            (None, AttemptFault::Unanswered),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let server = tokio::spawn(async move {
+                let mut open = Vec::new();
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    match answer {
+                        Some(answer) => stream.write_all(answer).await.unwrap(),
+                        None => open.push(stream),
+                    }
+                }
+            });
+            let candidate = Candidate::software_iwarp(address.port(), iwarp_config());
+            let attempt = attempt(&candidate, address).await;
+            assert_eq!(attempt.result.unwrap_err(), expected, "{answer:?}");
+            server.abort();
+        }
+    }
 }

@@ -8,13 +8,9 @@ mod phase;
 mod session;
 mod usage;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, ensure};
-use smbdirect_smb::frame::PORT as SMB_PORT;
 use tokio::time::{Instant, timeout_at};
 
 use self::{
@@ -40,7 +36,7 @@ const WARM_UP_REQUESTS: usize = 64;
 /// Measures the rates to a server whose transports have been tried.
 pub(super) async fn measure(
     remote: &Remote,
-    address: IpAddr,
+    address: SocketAddr,
     candidates: &[Candidate],
     account: &Account,
     measure: &Measure,
@@ -65,7 +61,7 @@ pub(super) async fn measure(
         let share = remote.share.as_deref().unwrap_or_default();
         let work = async {
             let over = match candidate {
-                None => SocketAddr::new(address, SMB_PORT).into(),
+                None => address.into(),
                 Some(candidate) => (candidate, address).into(),
             };
             let session = Session::open(over, &remote.host, share, account).await?;

@@ -32,6 +32,8 @@ use crate::facts::{Smb, SmbFault};
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer to NEGOTIATE that is read: it has a few hundred bytes.
 const MAX_ANSWER_BYTES: usize = 1 << 16;
+/// The first byte of a negative session response (RFC 1002, 4.3.4), by which Samba turns an address away.
+const NEGATIVE_RESPONSE: u8 = 0x83;
 /// Bytes of salt in the preauthentication context.
 const SALT_BYTES: usize = 32;
 
@@ -44,6 +46,9 @@ pub(super) async fn over_tcp(mut stream: TcpStream) -> Result<Smb, SmbFault> {
         stream.write_all(&[&header, &request[..]].concat()).await?;
         let mut header = [0; frame::HEADER_LENGTH];
         stream.read_exact(&mut header).await?;
+        if header[0] == NEGATIVE_RESPONSE {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
         let length = match frame::message_length(header) {
             Ok(length) => (length as usize).min(MAX_ANSWER_BYTES),
             Err(error) => return Ok(Err(error)),

@@ -1,10 +1,7 @@
 //! Gathers the facts about a server and the network to it. Probes that do not disturb each other run at the same
 //! time.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use smbdirect::rdma::{iwarp::IwarpConfig, roce::Roce};
 use smbdirect_smb::frame::PORT as SMB_PORT;
@@ -27,6 +24,8 @@ use crate::{
 
 /// Longest time for the name of the server.
 const NAME_TIMEOUT: Duration = Duration::from_secs(8);
+/// Most addresses of a server that are tried: each can take the longest time for TCP and RDMA CM.
+const MAX_ADDRESSES: usize = 4;
 /// The port of SMB Direct over iWARP.
 const IWARP_PORT: u16 = Fabric::Iwarp.port();
 
@@ -36,71 +35,21 @@ pub(super) async fn gather(
     machine: &Machine,
     progress: &(dyn Fn(Stage) + Sync),
 ) -> Remote {
-    let mut remote = Remote {
-        host: target.host.clone(),
-        share: target.share.clone(),
-        addresses: Err(String::new()),
-        address: None,
-        route: None,
-        path: Path::default(),
-        tcp: None,
-        smb: None,
-        attempts: Vec::new(),
-        session: None,
-        measurement: None,
-    };
+    let mut remote = unprobed(&target);
     progress(Stage::Name);
-    remote.addresses = resolve(&target.host).await;
-    let Some(address) = remote
-        .addresses
-        .as_ref()
-        .ok()
-        .and_then(|all| preferred(all))
-    else {
-        return remote;
-    };
-    remote.address = Some(address);
-    let route = route::find(address, &machine.interfaces);
-    let mtu = route.as_ref().ok().and_then(|route| route.mtu);
-    let has_route = route.is_ok();
-    remote.route = Some(route);
-    if !has_route {
-        return remote;
-    }
-    let mut iwarp = attempt::iwarp_config();
-    iwarp.tap = target.iwarp_tap;
-    let mut roce_config = attempt::roce_config();
-    roce_config.tap = target.roce_tap;
-    let roce = Roce::new(roce_config);
-    let (candidates, unavailable) = candidates(machine, target.port, &iwarp, &roce);
-    let (over_iwarp, over_others) = candidates
-        .into_iter()
-        .partition(|candidate| candidate.fabric == Fabric::Iwarp);
-    let measured = task::spawn_blocking(move || route::measure(address, mtu));
-    let (by_iwarp, by_others, (tcp, smb, segment), measured) = tokio::join!(
-        attempts(over_iwarp, address, &roce, progress),
-        attempts(over_others, address, &roce, progress),
-        over_tcp(SocketAddr::new(address, SMB_PORT), progress),
-        measured
-    );
-    remote.path = measured.unwrap_or_default();
-    remote.path.segment = segment;
-    let mut tried = [by_others, by_iwarp].concat();
-    without_guesses(&mut tried);
-    let (candidates, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
-    remote.attempts = [unavailable, attempts].concat();
-    remote.tcp = Some(tcp);
-    // Something that is not SMB listens on the port of SMB: software iWARP at the wrong port?
-    if matches!(smb, Some(Err(_))) && !remote.attempts.iter().any(|attempt| attempt.result.is_ok())
-    {
-        let candidate = Candidate::software_iwarp(SMB_PORT, iwarp.clone());
-        progress(candidate.stage());
-        let attempt = attempt::attempt(&candidate, address).await;
-        if attempt.result.is_ok() {
-            remote.attempts.push(attempt);
+    let mut addresses = match resolve(&target.host).await {
+        Ok(addresses) => addresses,
+        Err(why) => {
+            remote.addresses = Err(why);
+            return remote;
         }
-    }
-    remote.smb = smb;
+    };
+    remote.addresses = Ok(addresses.iter().map(SocketAddr::ip).collect());
+    // IPv4 first, because ksmbd listens for RDMA on IPv4 only.
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses.truncate(MAX_ADDRESSES);
+    let (mut remote, address, candidates) =
+        first_that_answers(remote, &addresses, &target, machine, progress).await;
     if let Some(account) = &target.account {
         progress(Stage::Session);
         remote.session = in_session(&remote, address, &candidates, account).await;
@@ -121,6 +70,116 @@ pub(super) async fn gather(
         }
     }
     remote
+}
+
+/// Returns what is known of a server before it is probed.
+fn unprobed(target: &Target) -> Remote {
+    Remote {
+        host: target.host.clone(),
+        share: target.share.clone(),
+        addresses: Err(String::new()),
+        address: None,
+        route: None,
+        path: Path::default(),
+        tcp: None,
+        smb: None,
+        attempts: Vec::new(),
+        session: None,
+        measurement: None,
+    }
+}
+
+/// Probes the addresses of a server in their order, until it answers at one. If it answers at none, the facts are those
+/// of the first. Returns the address and the candidates that were tried there, too.
+async fn first_that_answers(
+    remote: Remote,
+    addresses: &[SocketAddr],
+    target: &Target,
+    machine: &Machine,
+    progress: &(dyn Fn(Stage) + Sync),
+) -> (Remote, SocketAddr, Vec<Candidate>) {
+    let software = Software::new(target);
+    let mut first = None;
+    for &address in addresses {
+        let mut remote = remote.clone();
+        let port = target.port;
+        let candidates = probe(&mut remote, address, port, &software, machine, progress).await;
+        let answers = remote.tcp == Some(Tcp::Open)
+            || remote.attempts.iter().any(|attempt| attempt.result.is_ok());
+        let probed = (remote, address, candidates);
+        if answers {
+            return probed;
+        }
+        first.get_or_insert(probed);
+    }
+    first.expect("a name that resolves has an address")
+}
+
+/// The RDMA that every machine has.
+struct Software {
+    iwarp: IwarpConfig,
+    roce: Roce,
+}
+
+impl Software {
+    fn new(target: &Target) -> Self {
+        let mut iwarp = attempt::iwarp_config();
+        iwarp.tap.clone_from(&target.iwarp_tap);
+        let mut roce = attempt::roce_config();
+        roce.tap.clone_from(&target.roce_tap);
+        let roce = Roce::new(roce);
+        Self { iwarp, roce }
+    }
+}
+
+/// Probes an address of a server without a login. Returns the candidates of the attempts, in their order.
+async fn probe(
+    remote: &mut Remote,
+    address: SocketAddr,
+    port: Option<u16>,
+    software: &Software,
+    machine: &Machine,
+    progress: &(dyn Fn(Stage) + Sync),
+) -> Vec<Candidate> {
+    remote.address = Some(address.ip());
+    let route = route::find(address, &machine.interfaces);
+    let mtu = route.as_ref().ok().and_then(|route| route.mtu);
+    let has_route = route.is_ok();
+    remote.route = Some(route);
+    if !has_route {
+        return Vec::new();
+    }
+    let Software { iwarp, roce } = software;
+    let (candidates, unavailable) = candidates(machine, port, iwarp, roce);
+    let (over_iwarp, over_others) = candidates
+        .into_iter()
+        .partition(|candidate| candidate.fabric == Fabric::Iwarp);
+    let measured = task::spawn_blocking(move || route::measure(address.ip(), mtu));
+    let (by_iwarp, by_others, (tcp, smb, segment), measured) = tokio::join!(
+        attempts(over_iwarp, address, roce, progress),
+        attempts(over_others, address, roce, progress),
+        over_tcp(address, progress),
+        measured
+    );
+    remote.path = measured.unwrap_or_default();
+    remote.path.segment = segment;
+    let mut tried = [by_others, by_iwarp].concat();
+    without_guesses(&mut tried);
+    let (candidates, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
+    remote.attempts = [unavailable, attempts].concat();
+    remote.tcp = Some(tcp);
+    // Something that is not SMB listens on the port of SMB: software iWARP at the wrong port?
+    if matches!(smb, Some(Err(_))) && !remote.attempts.iter().any(|attempt| attempt.result.is_ok())
+    {
+        let candidate = Candidate::software_iwarp(SMB_PORT, iwarp.clone());
+        progress(candidate.stage());
+        let attempt = attempt::attempt(&candidate, address).await;
+        if attempt.result.is_ok() {
+            remote.attempts.push(attempt);
+        }
+    }
+    remote.smb = smb;
+    candidates
 }
 
 /// Tries this machine's own ksmbd over software iWARP: only an attempt shows whether its listener, which the
@@ -144,13 +203,14 @@ pub(super) async fn own_ksmbd(
     let address = *addresses.next()?;
     progress(Stage::Ksmbd);
     let candidate = Candidate::software_iwarp(IWARP_PORT, attempt::iwarp_config());
-    Some(attempt::attempt(&candidate, address).await)
+    Some(attempt::attempt(&candidate, (address, IWARP_PORT).into()).await)
 }
 
-async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
+/// Returns the addresses of a host, with the port of SMB and the zone of a link-local address.
+async fn resolve(host: &str) -> Result<Vec<SocketAddr>, String> {
     match timeout(NAME_TIMEOUT, lookup_host((host, SMB_PORT))).await {
         Ok(Ok(found)) => {
-            let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+            let mut addresses: Vec<SocketAddr> = found.collect();
             addresses.dedup();
             if addresses.is_empty() {
                 Err("it has no addresses".into())
@@ -167,12 +227,6 @@ async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
         }
         Err(_) => Err(format!("no answer within {} s", NAME_TIMEOUT.as_secs())),
     }
-}
-
-/// Returns the address to probe: IPv4 first, because ksmbd listens for RDMA on IPv4 only.
-fn preferred(addresses: &[IpAddr]) -> Option<IpAddr> {
-    let v4 = addresses.iter().find(|address| address.is_ipv4());
-    v4.or_else(|| addresses.first()).copied()
 }
 
 /// Returns the attempts to make, and those that cannot be made: the adapters of this machine, software RoCE if none
@@ -220,7 +274,7 @@ fn candidates(
 /// Makes the attempts in sequence. Returns each with its candidate.
 async fn attempts(
     candidates: Vec<Candidate>,
-    address: IpAddr,
+    address: SocketAddr,
     roce: &Roce,
     progress: &(dyn Fn(Stage) + Sync),
 ) -> Vec<(Candidate, Attempt)> {
@@ -281,12 +335,12 @@ async fn over_tcp(
 /// Logs in, over TCP if that works, else over SMB Direct.
 async fn in_session(
     remote: &Remote,
-    address: IpAddr,
+    address: SocketAddr,
     candidates: &[Candidate],
     account: &Account,
 ) -> Option<Session> {
     let over = match &remote.smb {
-        Some(Ok(_)) => Over::Tcp(SocketAddr::new(address, SMB_PORT)),
+        Some(Ok(_)) => Over::Tcp(address),
         _ => {
             let works = |attempt: &Attempt| attempt.result.as_ref().is_ok_and(|it| it.smb.is_ok());
             let good = remote.attempts.iter().find(|attempt| works(attempt))?;
@@ -305,4 +359,44 @@ async fn in_session(
         attempt::leave(&connection).await;
     }
     Some(session)
+}
+
+#[cfg(test)]
+mod tests {
+    use smbdirect::{Config, Listener, rdma::iwarp::Iwarp};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_address_that_answers_is_probed() {
+        let provider = Iwarp::new(IwarpConfig::default());
+        let bound = Listener::bind(&provider, "127.0.0.1:0", Config::default()).await;
+        let mut listener = bound.unwrap();
+        let target = Target {
+            host: "server".into(),
+            port: Some(listener.local_addr().port()),
+            share: None,
+            account: None,
+            measure: None,
+            iwarp_tap: None,
+            roce_tap: None,
+        };
+        let accepting = tokio::spawn(async move {
+            let connection = listener.accept().await.unwrap();
+            connection.closed().await;
+        });
+        let machine = Machine::default();
+        // No machine has the first address.
+        let addresses = [[255; 4], [127, 0, 0, 1]].map(|ip| SocketAddr::from((ip, SMB_PORT)));
+        let probed = first_that_answers(unprobed(&target), &addresses, &target, &machine, &|_| ());
+        let (remote, address, _) = probed.await;
+        assert_eq!(address, addresses[1]);
+        assert_eq!(remote.address, Some(address.ip()));
+        accepting.await.unwrap();
+        let nowhere = [addresses[0]; 2];
+        let probed = first_that_answers(unprobed(&target), &nowhere, &target, &machine, &|_| ());
+        let (remote, address, _) = probed.await;
+        assert_eq!(address, addresses[0]);
+        assert!(matches!(remote.route, Some(Err(_))), "{remote:?}");
+    }
 }

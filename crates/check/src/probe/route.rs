@@ -10,15 +10,15 @@ use smbdirect_transport::text;
 use crate::facts::{Interface, Path, Route};
 
 /// Returns where packets to `address` leave this machine. Sends nothing.
-pub(super) fn find(address: IpAddr, interfaces: &[Interface]) -> Result<Route, String> {
+pub(super) fn find(address: SocketAddr, interfaces: &[Interface]) -> Result<Route, String> {
     let any: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     // Connecting a datagram socket looks up the route.
     let source = || {
         let socket = UdpSocket::bind((any, 0))?;
-        socket.connect(SocketAddr::new(address, 9))?;
+        socket.connect(address)?;
         Ok::<_, io::Error>(socket.local_addr()?.ip())
     };
     let source = source().map_err(|error| text::plain(&error))?;

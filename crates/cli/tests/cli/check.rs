@@ -187,6 +187,24 @@ fn smb_direct_is_found_on_the_wrong_port() {
     );
 }
 
+/// A namespace has ports and addresses of its own.
+#[test]
+fn an_address_with_a_zone_is_checked_in_its_zone() {
+    let Some(namespace) = Namespace::new(65_536) else {
+        return eprintln!("skipped: no network namespace can be made here");
+    };
+    let mut add = namespace.command("ip");
+    let added = add.args(["addr", "add", "fe80::5/64", "dev", "lo", "nodad"]);
+    assert!(added.status().unwrap().success());
+    let mut listener = Running::new(namespace.smbdirect(&["listen", "--echo", "--json"]));
+    listener.line();
+    let done = Running::new(namespace.smbdirect(&["check", "fe80::5%lo", "--json"])).finish();
+    let events = done.json();
+    let step = events.iter().find(|event| event["name"] == "iWARP 5445");
+    let evidence = step.unwrap_or_else(|| panic!("{events:#?}"))["evidence"].to_string();
+    assert!(evidence.contains("SMB Direct 1.0"), "{events:#?}");
+}
+
 #[test]
 fn a_measurement_needs_a_share_and_an_account() {
     run(&["check", "--measure", "127.0.0.1", "--user", "me"])

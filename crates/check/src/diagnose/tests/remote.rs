@@ -101,6 +101,7 @@ fn ports() {
 fn smb_direct_itself() {
     for (fault, expected) in [
         (AttemptFault::NotIwarp, Fault::NotSmbDirect),
+        (AttemptFault::Unanswered, Fault::NegotiationSilent),
         (
             AttemptFault::Rejected("turned away".into()),
             Fault::ListenerGone,
@@ -200,7 +201,7 @@ fn the_wrong_port() {
         remote.smb = Some(Err(SmbFault::HungUp));
         remote.attempts = vec![attempt(Fabric::Iwarp, Err(AttemptFault::Refused)), at_445];
     });
-    let expected = [Fault::NotSmbDirect, Fault::PortRefused, Fault::WrongPort];
+    let expected = [Fault::NoSmb, Fault::PortRefused, Fault::WrongPort];
     is(&answer, Outcome::DoesNot, &expected);
     assert!(
         answer.verdict.contains("on port 5445 only"),

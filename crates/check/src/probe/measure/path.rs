@@ -1,6 +1,6 @@
 //! Measures what the path to a server carries without SMB: messages to a `smbdirect listen --sink`.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -29,7 +29,7 @@ const OUTSTANDING: usize = 4;
 /// not.
 pub(super) async fn measure(
     remote: &Remote,
-    address: IpAddr,
+    address: SocketAddr,
     candidates: &[Candidate],
     port: Option<u16>,
     progress: &(dyn Fn(Stage) + Sync),

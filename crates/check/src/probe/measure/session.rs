@@ -1,9 +1,6 @@
 //! A session with a share and an open file of it, over TCP and over SMB Direct.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::BytesMut;
@@ -44,7 +41,7 @@ const DELETE_ON_CLOSE: u32 = 0x0000_1000;
 /// The transport to open.
 pub(super) enum Over<'a> {
     Tcp(SocketAddr),
-    Direct(&'a Candidate, IpAddr),
+    Direct(&'a Candidate, SocketAddr),
 }
 
 impl From<SocketAddr> for Over<'_> {
@@ -53,8 +50,8 @@ impl From<SocketAddr> for Over<'_> {
     }
 }
 
-impl<'a> From<(&'a Candidate, IpAddr)> for Over<'a> {
-    fn from((candidate, address): (&'a Candidate, IpAddr)) -> Self {
+impl<'a> From<(&'a Candidate, SocketAddr)> for Over<'a> {
+    fn from((candidate, address): (&'a Candidate, SocketAddr)) -> Self {
         Self::Direct(candidate, address)
     }
 }
