@@ -12,7 +12,7 @@ pub(crate) const EXIT_STATUS: &str = "\x1b[1m\x1b[4mExit status:\x1b[0m
        a signal ended
   1    it did not: stderr has one line that begins with `error:`, or the output says what failed
        (conform: a case; decode: a rule; check: SMB Direct does not work; ping: a round trip;
-       send: a file; listen: a connection; devices: no adapter)
+       listen: a connection; devices: no adapter)
   2    the command line or the settings file asks for something impossible; stderr has the reason
        (check also: it could not find out whether SMB Direct works)
   run exits with the status of the program, or with 128 plus the number of the signal that

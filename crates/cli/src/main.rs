@@ -41,7 +41,11 @@ mod systemd;
 mod top;
 mod transport;
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{
+    env,
+    process::{self, ExitCode},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -232,7 +236,12 @@ fn refuse(error: &clap::Error) -> ! {
     if error.use_stderr() && wants_json() {
         report::error_object(&reason(&error.to_string()), failure::Kind::Usage);
     }
-    error.exit()
+    if error.use_stderr() {
+        error.exit()
+    }
+    // clap itself would lose what stdout does not take.
+    let written = report::help(&error.render());
+    process::exit(written.inspect_err(report::error).is_err().into())
 }
 
 /// Returns the reason in an error of the command line, in one line. Advice and usage come after an empty line.

@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
+use clap::builder::StyledStr;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -167,6 +168,19 @@ fn print(text: &str) {
             .expect("no thread panics while it holds the lock")
             .get_or_insert(error);
     }
+}
+
+/// Prints help or a version.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn help(text: &StyledStr) -> Result<()> {
+    if io::stdout().is_terminal() && colour_wanted() {
+        print(&text.ansi().to_string());
+    } else {
+        print(&text.to_string());
+    }
+    written()
 }
 
 /// Checks that all output could be written. It is not a failure if the reader of a pipe has closed its end.

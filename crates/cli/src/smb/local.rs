@@ -404,8 +404,10 @@ mod tests {
         let error = nameless::name(&nameless, &path).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"of another");
-        // A file that is too long for the file system of the copy leaves nothing.
-        let missing = folder.path().join("missing/copy");
-        assert!(nameless::name(&nameless, &missing).is_err());
+        // A copy that fails, here because no bytes come from a folder, leaves nothing.
+        let path = folder.path().join("failed");
+        let unreadable = File::open(folder.path()).unwrap();
+        assert!(nameless::name(&unreadable, &path).is_err());
+        assert!(!path.exists());
     }
 }

@@ -168,6 +168,22 @@ fn a_filter_can_trace_one_connection() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_written_is_an_error() {
+    for arguments in [&["--version"][..], &["ls", "-h"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let mut command = command(arguments);
+        let output = command.stdout(full.unwrap()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            text,
+            "error: cannot write to stdout: No space left on device (os error 28)\n"
+        );
+    }
+}
+
 /// Terminals and some supervisors share a pipe that another program has made non-blocking.
 #[cfg(target_os = "linux")]
 #[test]
@@ -176,15 +192,21 @@ fn a_full_pipe_that_does_not_block_loses_no_line() {
         env!("CARGO_MANIFEST_DIR"),
         "/tests/cli/decode/rxe-keepalive.pcap"
     );
-    let arguments = ["decode", capture];
-    let expected = run(&arguments).succeeded().stdout;
+    for arguments in [&["decode", capture][..], &["gateway", "--help"]] {
+        waits_for_a_reader(arguments);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn waits_for_a_reader(arguments: &[&str]) {
+    let expected = run(arguments).succeeded().stdout;
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     let mut filled = 0;
     while let Ok(length) = writer.write(&[b'.'; 512]) {
         filled += length;
     }
-    let mut command = command(&arguments);
+    let mut command = command(arguments);
     let mut child = command.stdout(writer).spawn().unwrap();
     drop(command);
     let stat = format!("/proc/{}/stat", child.id());
