@@ -29,7 +29,6 @@ impl Destination {
     /// Checks that a file can be stored at `path`.
     pub(super) fn check(path: PathBuf, force: bool) -> Result<Self> {
         let exists = match path.symlink_metadata() {
-            Ok(_) if !force => return Err(exists(&path)),
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(not_written(&path, &error)),
@@ -38,6 +37,9 @@ impl Destination {
             let shown = path.display();
             let error = anyhow!("{shown} is no regular file; give the path of a file");
             return Err(of_kind(Kind::File, error));
+        }
+        if exists && !force {
+            return Err(self::exists(&path));
         }
         let is_folder = path.as_os_str().as_encoded_bytes().last();
         let is_folder = is_folder.is_some_and(|&last| path::is_separator(last.into()));

@@ -519,10 +519,7 @@ fn what_cannot_be_stored_is_refused_before_a_byte_moves() {
             &["get", &file, &long],
             "cannot be written: file name too long",
         ),
-        (
-            &["get", &file, "/dev/null", "--force"],
-            "is no regular file",
-        ),
+        (&["get", &file, "/dev/null"], "is no regular file"),
         (&["get", &huge, "new"], "its file system has room for "),
         (
             &["put", "huge", &server.place("new")],
