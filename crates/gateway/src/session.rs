@@ -172,8 +172,17 @@ impl Session {
                 stop
             }
         };
+        drop(from_server);
+        if let Stop::Closed(Side::Server) | Stop::Failed(Side::Server, _) = stop {
+            // The last answers are on the way to a client that may go on sending.
+            to_client.finish().await;
+            tokio::select! {
+                () = from_client.discard() => {}
+                () = self.phases.reached(Phase::Draining) => {}
+            }
+        }
         // A full inbox grants no credits, and closing may need credits.
-        drop((from_client, from_server));
+        drop(from_client);
         tokio::join!(to_client.close(), to_server.close());
         stop
     }

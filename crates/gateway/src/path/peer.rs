@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use bytes::{Buf, Bytes};
 use smbdirect::{Config, Connection, Message};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
     admission::proxy_header,
@@ -136,6 +136,13 @@ impl Source {
         }
     }
 
+    /// Discards what a TCP peer still sends, for at most the time for a graceful end.
+    pub(crate) async fn discard(&mut self) {
+        if let Self::Tcp(source) = self {
+            let _ = timeout(CLOSE_TIMEOUT, source.discard()).await;
+        }
+    }
+
     /// Takes the header of the PROXY protocol, and returns the client that it names.
     pub(crate) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
         let side = Side::Client;
@@ -143,7 +150,8 @@ impl Source {
             Self::SmbDirect(client) => client.recv(side).await?.into_bytes(),
             Self::Tcp(source) => {
                 let header = source.take_proxy_header().await;
-                header.map_err(|fault| fault.stop(side))?
+                let header = header.map_err(|fault| fault.stop(side))?;
+                header.ok_or(Stop::Closed(side))?
             }
         };
         proxy_header::decode(&header).map_err(|fault| Stop::Failed(side, fault.to_string()))

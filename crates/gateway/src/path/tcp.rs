@@ -159,15 +159,16 @@ impl Source {
         }
     }
 
-    /// Takes the header of the PROXY protocol, which precedes the first message.
-    pub(crate) async fn take_proxy_header(&mut self) -> Result<Bytes, Fault> {
+    /// Takes the header of the PROXY protocol, which precedes the first message. `None` if the peer has closed the
+    /// connection before, as checks of a proxy do.
+    pub(crate) async fn take_proxy_header(&mut self) -> Result<Option<Bytes>, Fault> {
         loop {
             if let Some(length) = proxy_header::length(&self.buffer)? {
                 self.buffered(length).await?;
-                return Ok(self.buffer.split_to(length).freeze());
+                return Ok(Some(self.buffer.split_to(length).freeze()));
             }
             if !self.read_more().await? {
-                return Err(Fault::CutOff);
+                return Ok(None);
             }
         }
     }
@@ -238,6 +239,16 @@ impl Source {
             left -= there;
         }
         Ok(())
+    }
+
+    /// Discards everything until the peer closes its sending side: the system would answer what is not taken by a reset,
+    /// and the peer would lose what it was sent last.
+    pub(crate) async fn discard(&mut self) {
+        self.remaining = 0;
+        self.buffer.clear();
+        while matches!(self.read_more().await, Ok(true)) {
+            self.buffer.clear();
+        }
     }
 
     /// Returns what tells when the peer closes its sending side, while messages are received.

@@ -223,6 +223,17 @@ async fn proxies_name_the_client() {
             }
         };
         assert_eq!(closed["ok"], true);
+        // A check of the proxy sends nothing, and is no fault either.
+        let check = End::connect(between, &second.address).await;
+        check.close().await;
+        let closed = loop {
+            let closed = event(&mut second, "closed");
+            if closed["server_name"].is_null() {
+                break closed;
+            }
+        };
+        assert_eq!(closed["ended"], "closed by the client");
+        assert_eq!(closed["ok"], true);
         let mut honest = End::connect(between, &second.address).await;
         honest.send(&echo(1)).await;
         assert_eq!(honest.receive().await, None);

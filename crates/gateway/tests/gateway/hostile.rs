@@ -1,8 +1,13 @@
 //! Servers with invalid answers, and clients that disconnect during a transfer.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use smbdirect::{BufferDescriptorV1, Connection, Token};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::sleep,
+};
 
 use smbdirect_test::{
     messages::*,
@@ -14,7 +19,7 @@ use smbdirect_test::{
     },
 };
 
-use super::{Bystander, MEMORY, Running, event};
+use super::{Bystander, MEMORY, Running, echo, ended, event, through};
 
 const MIB: usize = 1 << 20;
 
@@ -140,6 +145,37 @@ async fn an_answer_over_tcp_that_cannot_be_right_ends_its_connection() {
 }
 
 /// The client may understand them, and the answer is still outstanding.
+/// What arrives at a socket that is closed is answered by a reset, which destroys what is on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_answer_of_a_server_arrives_at_a_client_that_goes_on_sending() {
+    let (mut gateway, mut client, mut server) = through(Tcp, Tcp).await;
+    client.send(&echo(1)).await;
+    server.receive().await.unwrap();
+    let last = other(answer(ECHO, 1, 0), &noise(4 * MIB, 1));
+    let answering = async {
+        server.send(&last).await;
+        server.stream().shutdown().await.unwrap();
+    };
+    let (mut answers, mut requests) = client.split();
+    let sending = tokio::spawn(async move {
+        let message = other(header(ECHO, 2), &[0; 4096]);
+        let frame = [&(message.len() as u32).to_be_bytes(), &message[..]].concat();
+        while requests.write_all(&frame).await.is_ok() {}
+    });
+    let taking = async {
+        let mut taken = vec![0; 4 + last.len()];
+        // Not faster than the requests come.
+        for part in taken.chunks_mut(64 << 10) {
+            sleep(Duration::from_millis(2)).await;
+            answers.read_exact(part).await.unwrap();
+        }
+        assert!(taken[4..] == last);
+    };
+    soon(async { tokio::join!(answering, taking) }).await;
+    assert_eq!(ended(&mut gateway), "closed by the server");
+    soon(sending).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn unexpected_answer_is_ignored() {
     let mut scene = Scene::new(SmbDirect, Tcp, MEMORY).await;
