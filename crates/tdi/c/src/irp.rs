@@ -369,17 +369,8 @@ impl Request {
     }
 
     /// Completes the request.
-    ///
-    /// A request that is submitted at DISPATCH_LEVEL never completes in the call. Otherwise a routine that submits the
-    /// next request would be called inside itself, again and again, and another one with a lock held that it needs.
     pub(crate) fn complete(mut self, outcome: Outcome) {
         self.outcome = outcome;
-        let mut step = lock(&self.progress.0);
-        if is_at_dispatch_level() && step.is_in_call() {
-            *step = Step::Pending(None);
-            drop(step);
-            runtime().spawn(async move { drop(self) });
-        }
     }
 }
 
@@ -391,7 +382,40 @@ impl Step {
 }
 
 impl Drop for Request {
+    /// Completes the IRP, at DISPATCH_LEVEL after the call that has led here. The caller may be a routine that submits the
+    /// next request, and would be called inside itself, or may hold a lock that the routine needs.
     fn drop(&mut self) {
+        let completion = Completion {
+            irp: self.irp,
+            file: self.file.clone(),
+            progress: self.progress.clone(),
+            outcome: self.outcome,
+        };
+        if !is_at_dispatch_level() {
+            return completion.run();
+        }
+        let mut step = lock(&self.progress.0);
+        if step.is_in_call() {
+            *step = Step::Pending(None);
+        }
+        drop(step);
+        runtime().spawn(async move { completion.run() });
+    }
+}
+
+/// The completion of a request.
+struct Completion {
+    irp: *mut Irp,
+    file: Arc<File>,
+    progress: Progress,
+    outcome: Outcome,
+}
+
+// SAFETY: the IRP belongs to the transport until `run` returns it to the client.
+unsafe impl Send for Completion {}
+
+impl Completion {
+    fn run(self) {
         let (status, information) = self.outcome;
         let mut step = lock(&self.progress.0);
         let is_in_call = step.is_in_call();

@@ -127,11 +127,66 @@ static void HeldTsdus(PPAIR Pair) {
   IoFreeMdl(sent);
 }
 
+static KSPIN_LOCK Lock;
+static ULONG Locked;
+
+static NTSTATUS NTAPI TakesLock(PDEVICE_OBJECT DeviceObject, PIRP Irp, PVOID Context) {
+  KIRQL irql;
+  UNREFERENCED_PARAMETER(DeviceObject);
+  UNREFERENCED_PARAMETER(Irp);
+  UNREFERENCED_PARAMETER(Context);
+  KeAcquireSpinLock(&Lock, &irql);
+  Locked++;
+  KeReleaseSpinLock(&Lock, irql);
+  return STATUS_SUCCESS;
+}
+
+/* A routine is never called inside a call of a thread that holds a lock, which the routine may take: neither of a request
+ * that is refused, nor of one that is cancelled or closed. */
+static void WithLock(PPAIR Pair) {
+  SUBMITTED refused, receive, listens[2];
+  OPENED others[2];
+  char buffer[1];
+  PMDL mdl = Memory(buffer, 1);
+  KIRQL irql;
+  PIRP irp;
+  ULONG at;
+  KeInitializeSpinLock(&Lock);
+  for (at = 0; at < 2; at++) {
+    OpenConnection(&others[at], (CONNECTION_CONTEXT)9);
+    CHECK_STATUS(Associate(&others[at], &Pair->Server), STATUS_SUCCESS);
+    irp = NewIrp(&others[at], &listens[at]);
+    TdiBuildListen(irp, others[at].Device, others[at].File, TakesLock, NULL, 0, NULL, NULL);
+    Submit(&others[at], &listens[at]);
+  }
+  KeAcquireSpinLock(&Lock, &irql);
+  irp = NewIrp(&Pair->There, &refused);
+  TdiBuildSend(irp, Pair->There.Device, Pair->There.File, TakesLock, NULL, mdl, 0, 0);
+  Submit(&Pair->There, &refused);
+  CHECK(refused.First == STATUS_PENDING);
+  irp = NewIrp(&Pair->There, &receive);
+  TdiBuildReceive(irp, Pair->There.Device, Pair->There.File, TakesLock, NULL, mdl, 0, 1);
+  Submit(&Pair->There, &receive);
+  CHECK(IoCancelIrp(receive.Irp));
+  CHECK(IoCancelIrp(listens[0].Irp));
+  CHECK_STATUS(ZwClose(others[1].Handle), STATUS_SUCCESS);
+  KeReleaseSpinLock(&Lock, irql);
+  CHECK_STATUS(Finish(&refused), STATUS_INVALID_PARAMETER);
+  CHECK_STATUS(Finish(&receive), STATUS_CANCELLED);
+  CHECK_STATUS(Finish(&listens[0]), STATUS_CANCELLED);
+  CHECK_STATUS(Finish(&listens[1]), STATUS_CANCELLED);
+  CHECK(Locked == 4);
+  ObDereferenceObject(others[1].File);
+  CloseFile(&others[0]);
+  IoFreeMdl(mdl);
+}
+
 int main(int argc, char **argv) {
   PAIR pair;
   SelectDevice(argc, argv);
   ConnectPair(&pair);
   WaitInHandler(&pair);
+  WithLock(&pair);
   HeldTsdus(&pair);
   ClosePair(&pair);
   printf("callbacks over %s: calls of the transport\n", DeviceText);
