@@ -627,8 +627,12 @@ FORCEINLINE BOOLEAN KeReadStateTimer(IN PKTIMER Timer) {
 }
 
 /* Work items and threads, which run at PASSIVE_LEVEL. */
-#define ExInitializeWorkItem(Item, Routine, Context) \
-  ((Item)->WorkerRoutine = (Routine), (Item)->Parameter = (Context), (Item)->List.Flink = NULL)
+FORCEINLINE VOID ExInitializeWorkItem(OUT PWORK_QUEUE_ITEM Item, IN PWORKER_THREAD_ROUTINE Routine, IN PVOID Context) {
+  Item->List.Flink = NULL;
+  Item->WorkerRoutine = Routine;
+  Item->Parameter = Context;
+}
+
 NTKERNELAPI VOID NTAPI ExQueueWorkItem(IN OUT PWORK_QUEUE_ITEM WorkItem, IN WORK_QUEUE_TYPE QueueType);
 NTKERNELAPI NTSTATUS NTAPI PsCreateSystemThread(OUT PHANDLE ThreadHandle, IN ULONG DesiredAccess,
                                                 IN POBJECT_ATTRIBUTES ObjectAttributes OPTIONAL,
