@@ -1,6 +1,6 @@
-"""The compiled code of crates/smbdirect/src/engine/credits.rs equals the model, for all inputs.
+"""The compiled code of credits.rs and segments.rs in crates/smbdirect/src/engine equals the model, for all inputs.
 
-rustc compiles credits.rs as in a release build, but with checks of overflow; angr executes each function with symbolic
+rustc compiles each file as in a release build, but with checks of overflow; angr executes each function with symbolic
 arguments along every path. The obligation of a function: every path ends with the result of the model, and no path
 ends in a panic. The assumptions are what safety.py proves of every reachable state.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 
 for name in ("angr", "cle", "claripy", "pyvex"):
     logging.getLogger(name).setLevel("CRITICAL")
@@ -23,11 +24,11 @@ import z3
 
 import model
 import prove
+import segments
 from model import End, both, either, ite, no, posted
 
 HERE = pathlib.Path(__file__).resolve().parent
-CREDITS = HERE.parent / "crates/smbdirect/src/engine/credits.rs"
-RELATION = HERE.parent / "crates/smbdirect/src/engine/connection/model/relation.rs"
+ENGINE = HERE.parent / "crates/smbdirect/src/engine"
 WIDTH = 80  # bits of the model's numbers: no sum of the model overflows
 FIELDS = {"available": 16, "granted": 16, "target": 16, "max": 16, "target_rose": 1, "quiet": 1}
 END = ("available", "granted", "target", "max", "target_rose", "quiet")
@@ -84,7 +85,7 @@ def paths(project, name, arguments):
 
 def without_division(formula):
     """Replaces each quotient and remainder by an unknown, and returns what is known of them: equal operands have equal
-    results, and a quotient by two or more is at most half. Solvers cannot compare two dividers of 64 bits."""
+    results, and a quotient by two or more is at most half, and at least one of a number that is not less. Solvers cannot compare two dividers of 64 bits."""
     kinds = {z3.Z3_OP_BUDIV: "/", z3.Z3_OP_BUDIV_I: "/", z3.Z3_OP_BUREM: "%", z3.Z3_OP_BUREM_I: "%"}
     unknowns, done = [], {}
 
@@ -104,6 +105,7 @@ def without_division(formula):
     result = replaced(formula)
     known = [z3.Implies(z3.UGE(b, 2), z3.ULE(value, z3.LShR(a, 1)))
              for kind, a, b, value in unknowns if kind == "/"]
+    known += [z3.Implies(z3.And(z3.UGE(a, b), b != 0), value != 0) for kind, a, b, value in unknowns if kind == "/"]
     known += [z3.ULE(value, a) for _, a, _, value in unknowns]
     for kind, a, b, value in unknowns:
         known += [z3.Implies(z3.And(a == c, b == d), value == other)
@@ -148,6 +150,11 @@ def same(bits):
     return lambda registers, expected: wide(registers[0], 0, bits) == (
         ite(expected, z3.BitVecVal(1, WIDTH), z3.BitVecVal(0, WIDTH)) if z3.is_bool(expected) else expected
     )
+
+
+def at_most(registers, largest):
+    result = wide(registers[0], 0, 64)
+    return both(1 <= result, result <= largest)
 
 
 def option(registers, expected):
@@ -292,9 +299,20 @@ OF_CHECKER = [
 ]
 
 
-def exported(source):
-    """credits.rs without its tests, and with the functions that make it callable."""
-    return source[: source.index("#[cfg(test)]\nmod tests")] + (HERE / "exports.rs").read_text()
+def placed(i):
+    flag_of = lambda at: z3.Extract(at, at, z3.BitVec("flags", 8)) == 1
+    number = lambda value: z3.BitVecVal(value, WIDTH)
+    return segments.place(i.begun, i.missing, i.length, i.remaining, i.largest, flag_of(0), flag_of(1), number)
+
+
+OF_SEGMENTS = [
+    ("s_place", {"begun": 1, "missing": 32, "length": 32, "remaining": 32, "largest": 32, "flags": 8}, ANY, same(8), placed),
+    # Connection::check has refused messages of more than 32 bits, and MaxSendSize is at least 128.
+    ("s_longest_payload", {"unsent": 64, "max_payload": 64, "is_single": 1},
+     lambda i: both(i.max_payload >= 2, i.unsent <= 0xFFFF_FFFF), at_most, lambda i: i.max_payload),
+    ("s_write_is_first", {"has_write": 1, "write": 64, "has_message": 1, "message": 64}, ANY, same(8),
+     lambda i: segments.write_is_first(i.has_write, i.write, i.has_message, i.message)),
+]
 
 
 def with_first(first, rows):
@@ -312,36 +330,53 @@ def obligations(project, rows, skipped=()):
         ends = [z3.And(condition, compare(registers, wanted))
                 for condition, registers in paths(project, name, arguments) if registers]
         claim, known = without_division(z3.Or(*ends, False))
-        kind = {"x": "code", "r": "checker"}[name[0]]
-        title = f"{kind}: {name[2:]} equals the model and cannot panic, {len(ends)} paths"
+        kind = {"x": "code", "s": "code", "r": "checker"}[name[0]]
+        right = "is within its bounds" if compare is at_most else "equals the model"
+        title = f"{kind}: {name[2:]} {right} and cannot panic, {len(ends)} paths"
         yield title, [*known, assumption(inputs)], claim, time.monotonic() - start
 
 
-CODE = with_first(FIELDS, OF_CREDITS) + with_first({}, OF_NUMBERS)
+@dataclass(frozen=True)
+class Module:
+    path: pathlib.Path
+    exports: str
+    rows: list
+
+    def product(self):
+        """The text without its tests."""
+        return self.path.read_text().partition("#[cfg(test)]\nmod tests")[0]
+
+    def load(self, product=None):
+        """Compiles the text with the functions that make it callable."""
+        return load((product or self.product()) + (HERE / self.exports).read_text())
+
+    def machine_code(self, project):
+        """The bytes of each function, to see which ones a change of the source has changed."""
+        found = {row[0]: project.loader.find_symbol(row[0]) for row in self.rows}
+        return {name: project.loader.memory.load(at.rebased_addr, at.size) for name, at in found.items()}
+
+    def noticed(self, product, original):
+        """The first function of a changed text that no longer equals the model."""
+        project = self.load(product)
+        same = [name for name, code in self.machine_code(project).items() if code == original[name]]
+        for title, assumptions, claim, _ in obligations(project, self.rows, same):
+            if prove.z3_answer(z3.And(*assumptions, z3.Not(claim)))[0] != "unsat":
+                return [title]
+        return []
 
 
-def machine_code(project):
-    """The bytes of each function, to see which ones a change of the source has changed."""
-    found = {row[0]: project.loader.find_symbol(row[0]) for row in CODE}
-    return {name: project.loader.memory.load(at.rebased_addr, at.size) for name, at in found.items()}
-
-
-def noticed(source, original):
-    """The first function of a changed credits.rs that no longer equals the model."""
-    project = load(exported(source))
-    same = [name for name, code in machine_code(project).items() if code == original[name]]
-    for title, assumptions, claim, _ in obligations(project, CODE, same):
-        if prove.z3_answer(z3.And(*assumptions, z3.Not(claim)))[0] != "unsat":
-            return [title]
-    return []
+CODE = Module(ENGINE / "credits.rs", "exports.rs", with_first(FIELDS, OF_CREDITS) + with_first({}, OF_NUMBERS))
+SEGMENTS = Module(ENGINE / "segments.rs", "exports_segments.rs", with_first({}, OF_SEGMENTS))
+CHECKER_CODE = Module(
+    ENGINE / "connection/model/relation.rs", "exports_relation.rs", with_first(CHECKER, OF_CHECKER)
+)
 
 
 #= SMBD-3.1.5.9-04
 def main():
-    relation = load(RELATION.read_text() + (HERE / "exports_relation.rs").read_text())
-    for obligation in [*obligations(load(exported(CREDITS.read_text())), CODE),
-                       *obligations(relation, with_first(CHECKER, OF_CHECKER))]:
-        prove.prove(*obligation)
+    for module in (CODE, SEGMENTS, CHECKER_CODE):
+        for obligation in obligations(module.load(), module.rows):
+            prove.prove(*obligation)
     prove.finish()
 
 

@@ -1,18 +1,21 @@
 """The proofs can fail: each change of a rule makes an obligation fail.
 
-The model is changed by replacing one function; a change of credits.rs replaces one piece of its text.
+The model is changed by replacing one function; a change of credits.rs or segments.rs replaces one piece of its text.
 """
 
 import contextlib
 import io
 import time
 
+import z3
+
 import compiled
 import liveness
 import model
 import prove
 import safety
-from model import both, either, least, monus, no
+import segments
+from model import both, either, ite, least, monus, no
 
 
 def without_token(end):
@@ -55,6 +58,16 @@ def waits_for_zero(end, quarter):
     return both(model.grantable(end, False) > 0, no(both(end.Quiet, model.grantable(end, False) == 1)), end.TargetRose)
 
 
+def literal_sums(begun, missing, length, remaining, *more):
+    """The segments of a message need not add up."""
+    found = ORIGINAL["place"](False, missing, length, remaining, *more)
+    return ite(both(begun, found == segments.NOTHING), z3.IntVal(segments.LAST), found)
+
+
+def writes_first(has_write, write, has_message, message):
+    return both(has_write, has_message)
+
+
 RULES = [
     ("returns_token", without_token, "a single credit is not returned as two"),
     ("missing", without_one_for_the_last, "no receive is posted for the last send credit"),
@@ -67,7 +80,12 @@ RULES = [
     ("may_spend_last", spends_anyway, "the last send credit leaves without a grant"),
     ("may_spend_last", linux, "both ends use the rule of Linux 7.2"),
 ]
+RULES_OF_SEGMENTS = [
+    ("place", literal_sums, "the sums of the segments are not checked"),
+    ("write_is_first", writes_first, "every Write goes before every message"),
+]
 ORIGINAL = {name: getattr(model, name) for name, _, _ in RULES}
+ORIGINAL |= {name: getattr(segments, name) for name, _, _ in RULES_OF_SEGMENTS}
 
 # Pieces of credits.rs and what replaces them.
 TEXTS = [
@@ -141,23 +159,46 @@ def failing(*parts):
     return list(dict.fromkeys(failed))
 
 
-def main():
-    prove.WITH_CVC5 = False
-    for name, changed, what in RULES:
+TEXTS_OF_SEGMENTS = [
+    ("data_length as u64 + remaining as u64", "(data_length + remaining) as u64"),
+    ("claimed > max_fragmented_size as u64", "claimed >= max_fragmented_size as u64"),
+    ("claimed == 0 && tolerates_empty", "claimed == 0"),
+    ("claimed != missing as u64", "claimed < missing as u64"),
+    ("claimed == 0 && !has_token", "claimed == 0"),
+    ("if remaining > 0 {", "if remaining > 1 {"),
+    ("if !is_single || unsent <= max_payload {", "if !is_single {"),
+    ("if equal < max_payload {", "if equal > max_payload {"),
+    ("write < message", "write > message"),
+    ("_ => false,", "_ => true,"),
+]
+
+
+def change_rules(module, rules, *parts):
+    for name, changed, what in rules:
         start = time.monotonic()
-        setattr(model, name, changed)
-        failed = failing(safety.obligations, liveness.obligations)
-        setattr(model, name, ORIGINAL[name])
+        setattr(module, name, changed)
+        failed = failing(*parts)
+        setattr(module, name, ORIGINAL[name])
         judge(f"model: {what}", failed, time.monotonic() - start)
-    source = compiled.CREDITS.read_text()
-    product = source[: source.index("#[cfg(test)]\nmod tests")]
-    original = compiled.machine_code(compiled.load(compiled.exported(source)))
-    for old, new in TEXTS:
+
+
+def change_code(module, texts):
+    product = module.product()
+    original = module.machine_code(module.load())
+    for old, new in texts:
         start = time.monotonic()
-        assert product.count(old) == 1, f"credits.rs has no single {old!r}"
-        failed = compiled.noticed(source.replace(old, new, 1), original)
+        assert product.count(old) == 1, f"{module.path.name} has no single {old!r}"
+        failed = module.noticed(product.replace(old, new, 1), original)
         shown = " ".join(f"{old} -> {new or 'nothing'}".split())
         judge(f"code: {shown}"[:92], failed, time.monotonic() - start)
+
+
+def main():
+    prove.WITH_CVC5 = False
+    change_rules(model, RULES, safety.obligations, liveness.obligations)
+    change_rules(segments, RULES_OF_SEGMENTS, segments.obligations)
+    change_code(compiled.CODE, TEXTS)
+    change_code(compiled.SEGMENTS, TEXTS_OF_SEGMENTS)
     prove.finish()
 
 

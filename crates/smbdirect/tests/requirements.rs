@@ -135,10 +135,11 @@ struct Specs {
 }
 
 const PARTS: [&str; 2] = ["crates", "fuzz"];
-const PROOFS: [&str; 3] = [
+const PROOFS: [&str; 4] = [
     "proofs/compiled.py",
     "proofs/liveness.py",
     "proofs/safety.py",
+    "proofs/segments.py",
 ];
 
 fn root() -> PathBuf {

@@ -24,6 +24,7 @@ mod keepalive_requested;
 mod message;
 mod negotiate_messages;
 mod reassembly;
+mod segments;
 mod send_queue;
 mod stalls;
 mod statistics;

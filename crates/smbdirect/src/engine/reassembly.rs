@@ -5,7 +5,10 @@
 //! arithmetic can underflow: DataLength plus RemainingDataLength of a segment has to equal the
 //! number of missing bytes.
 
-use super::error::Violation;
+use super::{
+    error::Violation,
+    segments::{Place, place},
+};
 use crate::{rdma::work::Token, wire::DataTransfer};
 
 /// The position of a segment in its message.
@@ -48,45 +51,44 @@ impl Reassembly {
             remaining_data_length,
             ..
         } = *segment;
-        //= SMBD-3.1.5.8-05
-        let claimed = u64::from(data_length) + u64::from(remaining_data_length);
-        if claimed > u64::from(max_fragmented_size) {
-            return Err(Violation::AboveMaxFragmentedSize {
+        //= SMBD-3.1.5.8-15
+        let token = invalidated.or(self.invalidated_token);
+        match place(
+            self.remaining,
+            data_length,
+            remaining_data_length,
+            max_fragmented_size,
+            tolerate_empty_in_sequence,
+            token.is_some(),
+        ) {
+            Place::Nothing => {
+                self.invalidated_token = token;
+                Ok(Part::Nothing)
+            }
+            //= SMBD-3.1.5.8-14
+            //= SMBD-3.1.5.8-21
+            Place::Middle => {
+                self.remaining = Some(remaining_data_length);
+                self.invalidated_token = token;
+                Ok(Part::Middle)
+            }
+            //= SMBD-3.1.5.8-17
+            Place::Last => {
+                self.remaining = None;
+                self.invalidated_token = None;
+                Ok(Part::Last(token))
+            }
+            Place::AboveMax => Err(Violation::AboveMaxFragmentedSize {
                 data_length,
                 remaining_data_length,
                 max_fragmented_size,
-            });
+            }),
+            Place::Mismatch => Err(Violation::ReassemblyMismatch {
+                data_length,
+                remaining_data_length,
+                expected: self.remaining(),
+            }),
         }
-        //= SMBD-3.1.5.8-15
-        self.invalidated_token = invalidated.or(self.invalidated_token);
-        if let Some(expected) = self.remaining {
-            if claimed == 0 && tolerate_empty_in_sequence {
-                return Ok(Part::Nothing);
-            }
-            //= SMBD-3.1.5.8-16
-            //= SMBD-3.1.5.8-18
-            //= SMBD-3.1.5.8-19
-            //= SMBD-3.1.5.8-20
-            if claimed != u64::from(expected) {
-                return Err(Violation::ReassemblyMismatch {
-                    data_length,
-                    remaining_data_length,
-                    expected,
-                });
-            }
-        } else if claimed == 0 && self.invalidated_token.is_none() {
-            //= SMBD-3.1.5.8-22
-            return Ok(Part::Nothing);
-        }
-        //= SMBD-3.1.5.8-14
-        //= SMBD-3.1.5.8-21
-        if remaining_data_length > 0 {
-            self.remaining = Some(remaining_data_length);
-            return Ok(Part::Middle);
-        }
-        //= SMBD-3.1.5.8-17
-        self.remaining = None;
-        Ok(Part::Last(self.invalidated_token.take()))
     }
 }
 

@@ -15,7 +15,7 @@ use std::{collections::VecDeque, num::NonZeroU32};
 
 use bytes::{Buf, Bytes};
 
-use super::{event::MessageId, message::Message};
+use super::{event::MessageId, message::Message, segments::longest_payload};
 use crate::{rdma::work::Token, wire::DataTransfer};
 
 /// The queue of messages to send.
@@ -140,13 +140,7 @@ impl SendQueue {
 impl Packets {
     /// Returns the largest length of the next segment of a message of which `unsent` bytes are left.
     fn next_payload(self, unsent: usize) -> usize {
-        if !self.is_single || unsent <= self.max_payload {
-            return self.max_payload;
-        }
-        let segments = unsent.div_ceil(self.max_payload);
-        // Packets are padded to four bytes, so a length that is not a multiple of 4 needs the same room.
-        let equal = unsent.div_ceil(segments).next_multiple_of(4);
-        equal.min(self.max_payload)
+        longest_payload(unsent, self.max_payload, self.is_single)
     }
 }
 

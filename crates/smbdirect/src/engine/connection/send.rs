@@ -12,6 +12,7 @@ use crate::{
         event::{Event, MessageId},
         in_flight::Sent,
         message::Message,
+        segments::write_is_first,
         send_queue::Segment,
         timer::Timer,
     },
@@ -87,13 +88,10 @@ impl Connection {
     /// posted yet.
     #[inline(never)]
     fn next_of_all(&mut self, now: Instant, max_payload: usize) -> Option<WorkRequest> {
-        let write_first = match (
+        let write_first = write_is_first(
             self.transfers.write_sequence(),
             self.send_queue.head_sequence(),
-        ) {
-            (Some(write), Some(message)) => write < message,
-            _ => false,
-        };
+        );
         if write_first && let Some(write) = self.post_write() {
             return Some(write);
         }
