@@ -15,6 +15,9 @@ use tokio::{
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
 /// Number of polls with bulk data but without a request after which no request is expected on the thread.
 pub(super) const POLLS_WITHOUT_REQUEST: u32 = 100;
+/// Number of connections beyond which requests are always expected. Full polls of so many connections take
+/// milliseconds, for which the first request would wait, and there are requests among so many.
+pub(super) const FEW_CONNECTIONS: usize = 32;
 /// Number of waiting connections beyond which turns do not become longer.
 const MAX_COUNTED_WAITING: usize = 8;
 
@@ -52,10 +55,11 @@ impl Crowd {
         }))
     }
 
-    /// Returns whether requests are expected on this thread.
+    /// Returns whether requests are expected on this thread. Each connection has a reference to `self`.
     #[inline]
-    pub(super) fn expects_requests(&self) -> bool {
+    pub(super) fn expects_requests(self: &Arc<Self>) -> bool {
         self.requests_expected.load(Ordering::Relaxed) > 0
+            || Arc::strong_count(self) > FEW_CONNECTIONS
     }
 
     /// Returns whether connections wait for their turns.

@@ -4,7 +4,7 @@
 //! | decision | rule | place |
 //! |---|---|---|
 //! | When is a submitted message flushed? | Immediately, by the caller: to wake a task takes longer than the whole path to the wire. But a flush costs a system call, so what is submitted within [`BURST`] after a flush is left to the driver task, which flushes a whole burst at once. | [`Schedule::submit`] |
-//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, it ends after [`SHARED_POLL_BYTES`]. A connection that then has more to do, or has moved [`BULK_BYTES`] while others wait, waits for its turn. The runtime polls its sockets between two turns, so a request on another connection waits for one turn, and not for the turns of all. | [`Schedule::begin_poll`], [`Crowd`] |
+//! | How much does one poll move? | A poll of the driver task ends after [`POLL_BYTES`], so that the futures that it woke can start further reads, or take messages while these are in a cache. If requests come on another connection of its thread, or there are many, it ends after [`SHARED_POLL_BYTES`]. A connection that then has more to do, or has moved [`BULK_BYTES`] while others wait, waits for its turn. The runtime polls its sockets between two turns, so a request on another connection waits for one turn, and not for the turns of all. | [`Schedule::begin_poll`], [`Crowd`] |
 //! | When does an idle end poll before it sleeps? | After it has moved [`BULK_BYTES`], for the time that the provider gives: in a steady stream the next bytes mostly arrive sooner than a wake-up takes. | [`Polling`] |
 
 use std::{
@@ -327,13 +327,16 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
     use tokio::{
         runtime::Builder,
+        task::yield_now,
         time::{advance, timeout},
     };
 
     use super::*;
-    use crate::driver::crowd::{POLLS_WITHOUT_REQUEST, WAITING_BYTES};
+    use crate::driver::crowd::{FEW_CONNECTIONS, POLLS_WITHOUT_REQUEST, WAITING_BYTES};
 
     const WINDOW: Duration = Duration::from_micros(100);
     const NOTHING: Duration = Duration::ZERO;
@@ -445,7 +448,7 @@ mod tests {
         assert_eq!(first.begin_poll(false), Some(SHARED_POLL_BYTES as u64));
         let waiting = second.crowd().unwrap();
         let waiting = tokio::spawn(async move { drop(waiting.turn().await) });
-        tokio::task::yield_now().await;
+        yield_now().await;
         let longer = SHARED_POLL_BYTES + WAITING_BYTES;
         assert_eq!(first.begin_poll(false), Some(longer as u64));
         assert_eq!(
@@ -472,7 +475,7 @@ mod tests {
         let turn = crowd.turn().await;
         let waiting = second.crowd().unwrap();
         let waiting = tokio::spawn(async move { drop(waiting.turn().await) });
-        tokio::task::yield_now().await;
+        yield_now().await;
         first.end_poll(true, 2 * BULK_BYTES);
         assert!(first.takes_turns(), "the other one waits");
         assert_eq!(first.submit(1, 7), Flush::Task);
@@ -482,6 +485,71 @@ mod tests {
         waiting.await.unwrap();
         first.end_poll(true, 4 * BULK_BYTES);
         assert!(!first.takes_turns(), "nobody waits");
+    }
+
+    /// However many connections have more to do, a request on another one waits for two turns at most, and each of
+    /// them moves the same. Only among few connections, the first requests wait for the polls of all. At first all tasks
+    /// begin.
+    #[tokio::test]
+    async fn a_request_waits_for_one_turn_and_not_for_those_of_all() {
+        for connections in [2, 8, 64, 512] {
+            let moved: Vec<_> = (0..connections).map(|_| Arc::default()).collect();
+            let total = || {
+                moved
+                    .iter()
+                    .map(|moved: &Arc<AtomicU64>| moved.load(Relaxed))
+            };
+            let tasks: Vec<_> = moved
+                .iter()
+                .map(|moved| tokio::spawn(busy(moved.clone())))
+                .collect();
+            let mut request = schedule();
+            request.join_runtime();
+            let mut longest = 0;
+            let unexpected = usize::from(SHORT_POLLS_OF_REQUESTS) + 1;
+            for count in 0..4 * connections + unexpected {
+                let before: u64 = total().sum();
+                // The runtime sees the request when it polls its sockets.
+                yield_now().await;
+                assert!(request.submit(1, 7) != Flush::Task && !request.takes_turns());
+                request.begin_flush();
+                request.end_poll(true, request.moved + 7);
+                if count >= unexpected || count > 0 && connections > FEW_CONNECTIONS {
+                    longest = longest.max(total().sum::<u64>() - before);
+                }
+            }
+            let turn = SHARED_POLL_BYTES + WAITING_BYTES * connections.min(8);
+            assert!(longest <= 2 * turn as u64, "{connections}: {longest}");
+            let (least, most) = (total().min().unwrap(), total().max().unwrap());
+            assert!(
+                most - least <= 2 * turn as u64,
+                "{connections}: {least} to {most}"
+            );
+            for task in tasks {
+                task.abort();
+                assert!(task.await.unwrap_err().is_cancelled());
+            }
+        }
+    }
+
+    /// Moves as much as each poll permits, as the driver task of a connection that always has more to do.
+    async fn busy(total: Arc<AtomicU64>) {
+        let mut schedule = schedule();
+        schedule.join_runtime();
+        schedule.end_poll(false, 0);
+        loop {
+            let crowd = schedule.crowd();
+            let turn = match &crowd {
+                Some(crowd) => Some(crowd.turn().await),
+                None => None,
+            };
+            let bytes = schedule.begin_poll(false).unwrap_or(POLL_BYTES as u64);
+            schedule.end_poll(false, total.fetch_add(bytes, Relaxed) + bytes);
+            yield_now().await;
+            if turn.is_some() {
+                yield_now().await;
+            }
+        }
     }
 
     /// A turn may last while its runtime does not run. Connections of another runtime on the thread do not wait for it.
