@@ -9,7 +9,7 @@ use smb2::{
     ErrorKind,
     types::{Command, status::NtStatus},
 };
-use smbdirect::Connection;
+use smbdirect::{Connection, ConnectionError};
 use smbdirect_smb2::{
     Account, Client, Error, File, OpenMode, Share, ShareEntry, Tickets, Transfer,
 };
@@ -355,8 +355,15 @@ fn explain_start(error: &Error, address: &Address) -> Option<anyhow::Error> {
         )),
         Error::Connection(cause) => {
             let end = transport::explain_end(cause);
+            let cure = match cause {
+                ConnectionError::Closed => {
+                    "; the server may be full (Samba: `max smbd processes`), or the gateway before it does not reach it: \
+                     see their logs, or try again later"
+                }
+                _ => "",
+            };
             Some(anyhow!(
-                "{address} speaks SMB Direct, but the login failed: {end}"
+                "{address} speaks SMB Direct, but the login failed: {end}{cure}"
             ))
         }
         _ => explain_any(error, &address.to_string()),
@@ -551,6 +558,10 @@ mod tests {
             (
                 status(Command::SessionSetup, 0xc000_0022),
                 "give --user USER",
+            ),
+            (
+                Error::Connection(ConnectionError::Closed),
+                "the server may be full",
             ),
         ] {
             let text = login.explain(error, &place).to_string();
