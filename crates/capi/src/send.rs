@@ -71,10 +71,10 @@ impl smbdirect_connection {
 /// pauses in the middle of a message for longer than 5 s, the connection ends with SMBDIRECT_ERROR_TIMED_OUT; the
 /// option `credit_grant_timeout_ms` changes that.
 ///
-/// A sender without credits cannot answer a keepalive. A receiver that receives nothing for longer than its
-/// `keepalive_interval_ms` and `keepalive_response_timeout_ms` together, 125 s by default, therefore ends the
-/// connection; the messages that were sent can still be received. To pause longer, make `keepalive_interval_ms` of the
-/// receiver longer than the pause.
+/// A sender without credits can neither send a keepalive nor answer one. If the receiver takes nothing for longer than
+/// `keepalive_interval_ms` and `keepalive_response_timeout_ms` of one of the ends together, 125 s by default, that end
+/// ends the connection; the messages that were sent can still be received. To pause longer, make
+/// `keepalive_interval_ms` of both ends longer than the pause.
 ///
 /// Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
 /// SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
