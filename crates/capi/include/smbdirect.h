@@ -59,8 +59,10 @@
  * SMBDIRECT_ERROR_FORKED, and freeing a handle only forgets it. It can create handles of its own. The
  * parent's connections stay open until the child exits or calls exec().
  *
- * Logs. The library writes to no file, and changes no handler of a signal. smbdirect_runtime_new() sets a callback for
- * the lines of the log.
+ * Logs. The library writes to no file. smbdirect_runtime_new() sets a callback for the lines of the log.
+ *
+ * Signals. The library changes no handler of a signal. Its threads block the signals of the process, which are for the
+ * threads of the program.
  *
  * This file is generated from the source of the package smbdirect-capi. */
 
@@ -575,13 +577,14 @@ int32_t smbdirect_get_fd(struct smbdirect_connection *connection, struct smbdire
 int32_t smbdirect_which_events(const struct smbdirect_connection *connection);
 
 /**
- * Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next
- * event. Call it when the descriptor is readable, then repeat the calls that returned
- * SMBDIRECT_ERROR_WOULD_BLOCK.
+ * Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next event for
+ * which an operation, or a call that has returned SMBDIRECT_ERROR_WOULD_BLOCK, waits. Call it when the descriptor is
+ * readable, then repeat the calls that returned SMBDIRECT_ERROR_WOULD_BLOCK.
  *
  * Returns the number of operations, or SMBDIRECT_ERROR_FORKED.
  */
-int32_t smbdirect_service(struct smbdirect_connection *connection, struct smbdirect_error *error);
+int32_t smbdirect_service(struct smbdirect_connection *connection,
+                          struct smbdirect_error *error);
 
 /**
  * Asks the peer for a keepalive and waits for its answer, for up to `timeout_ms` milliseconds, which must
@@ -871,10 +874,10 @@ void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
  * pauses in the middle of a message for longer than 5 s, the connection ends with SMBDIRECT_ERROR_TIMED_OUT; the
  * option `credit_grant_timeout_ms` changes that.
  *
- * A sender without credits cannot answer a keepalive. A receiver that receives nothing for longer than its
- * `keepalive_interval_ms` and `keepalive_response_timeout_ms` together, 125 s by default, therefore ends the
- * connection; the messages that were sent can still be received. To pause longer, make `keepalive_interval_ms` of the
- * receiver longer than the pause.
+ * A sender without credits can neither send a keepalive nor answer one. If the receiver takes nothing for longer than
+ * `keepalive_interval_ms` and `keepalive_response_timeout_ms` of one of the ends together, 125 s by default, that end
+ * ends the connection; the messages that were sent can still be received. To pause longer, make
+ * `keepalive_interval_ms` of both ends longer than the pause.
  *
  * Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
  * SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.

@@ -473,9 +473,9 @@ pub unsafe extern "C" fn smbdirect_which_events(connection: *const smbdirect_con
     libc::POLLIN.into()
 }
 
-/// Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next
-/// event. Call it when the descriptor is readable, then repeat the calls that returned
-/// SMBDIRECT_ERROR_WOULD_BLOCK.
+/// Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next event for
+/// which an operation, or a call that has returned SMBDIRECT_ERROR_WOULD_BLOCK, waits. Call it when the descriptor is
+/// readable, then repeat the calls that returned SMBDIRECT_ERROR_WOULD_BLOCK.
 ///
 /// Returns the number of operations, or SMBDIRECT_ERROR_FORKED.
 #[unsafe(no_mangle)]

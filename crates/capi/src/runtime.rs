@@ -164,12 +164,12 @@ impl Runtime {
         if !driven {
             builder.worker_threads(1).thread_name("smbdirect");
         }
-        if let Some(dispatch) = log.clone() {
-            builder.on_thread_start(move || {
-                // The dispatcher stays until the thread ends.
-                std::mem::forget(tracing::dispatcher::set_default(&dispatch));
-            });
-        }
+        let dispatch = log.clone();
+        builder.on_thread_start(move || {
+            block_signals();
+            // The dispatcher stays until the thread ends.
+            std::mem::forget(dispatch.as_ref().map(tracing::dispatcher::set_default));
+        });
         Ok(Arc::new(Self {
             tokio: Some(builder.enable_all().build()?),
             driven,
@@ -336,6 +336,30 @@ impl Runtime {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
         }
+    }
+}
+
+/// Leaves the signals of the process to the threads of the program, which may wait for them with sigwait() or a
+/// signalfd. Signals of the thread itself, such as SIGSEGV, are not blocked.
+fn block_signals() {
+    const OF_THE_THREAD: [i32; 8] = [
+        libc::SIGABRT,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGPROF,
+        libc::SIGSEGV,
+        libc::SIGSYS,
+        libc::SIGTRAP,
+    ];
+    // SAFETY: an empty set is valid, and the set is only used here.
+    unsafe {
+        let mut signals = std::mem::zeroed();
+        libc::sigfillset(&raw mut signals);
+        for signal in OF_THE_THREAD {
+            libc::sigdelset(&raw mut signals, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
     }
 }
 

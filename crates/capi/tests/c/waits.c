@@ -2,7 +2,7 @@
  *
  * A handle is freed while another thread waits in a call on it: the call returns SMBDIRECT_ERROR_ABORTED, a hundred
  * times for each call. In further rounds the handle is freed at any moment of the call. The function of
- * smbdirect_set_interrupt() ends each call, and pthread_cancel() none. */
+ * smbdirect_set_interrupt() ends each call, and pthread_cancel() none. Signals are for the threads of the program. */
 #include "common.h"
 #include "check.h"
 #include <errno.h>
@@ -280,6 +280,23 @@ static void closes_itself(void)
     take_down(0);
 }
 
+/* A thread of the program waits for a signal that all its threads block. The thread of the library blocks it, too:
+ * otherwise the signal would end the process. */
+static void signals_are_left_to_the_program(void)
+{
+    struct smbdirect_error error = { 0 };
+    struct timespec limit = { .tv_sec = 10 };
+    sigset_t signals;
+
+    set_up(0);
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    kill(getpid(), SIGTERM);
+    CHECK(sigtimedwait(&signals, NULL, &limit) == SIGTERM);
+    take_down(0);
+}
+
 int main(void)
 {
     struct smbdirect_error error = { 0 };
@@ -292,6 +309,7 @@ int main(void)
         is_interrupted(which);
         is_cancelled(which);
     }
+    signals_are_left_to_the_program();
     closes_itself();
     smbdirect_listener_free(listener);
     smbdirect_runtime_free(mute);
