@@ -307,9 +307,9 @@ def placed(i):
 
 OF_SEGMENTS = [
     ("s_place", {"begun": 1, "missing": 32, "length": 32, "remaining": 32, "largest": 32, "flags": 8}, ANY, same(8), placed),
-    # Connection::check has refused messages of more than 32 bits, and MaxSendSize is at least 128.
-    ("s_longest_payload", {"unsent": 64, "max_payload": 64, "is_single": 1},
-     lambda i: both(i.max_payload >= 2, i.unsent <= 0xFFFF_FFFF), at_most, lambda i: i.max_payload),
+    # Connection::check has refused messages of more than 32 bits, and MaxSendSize has 32 bits and is at least 128.
+    ("s_longest_payload", {"unsent": 32, "max_payload": 32, "is_single": 1},
+     lambda i: i.max_payload >= 2, at_most, lambda i: i.max_payload),
     ("s_write_is_first", {"has_write": 1, "write": 64, "has_message": 1, "message": 64}, ANY, same(8),
      lambda i: segments.write_is_first(i.has_write, i.write, i.has_message, i.message)),
 ]
