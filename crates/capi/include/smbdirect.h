@@ -862,8 +862,8 @@ int32_t smbdirect_runtime_run(struct smbdirect_runtime *runtime,
 void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
 
 /**
- * Sends a message that consists of the bytes of `iovcnt` parts. The bytes are copied, so the memory may be
- * used again when the call returns. Messages are sent in the order of the calls.
+ * Sends a message that consists of the bytes of `iovcnt` parts, 1024 at most. The bytes are copied, so the memory may
+ * be used again when the call returns. Messages are sent in the order of the calls.
  *
  * Waits for up to `timeout_ms` milliseconds until the message can start: until the peer has granted a
  * credit and earlier messages have started. An empty message is sent, but no receive returns it, except

@@ -6,8 +6,9 @@
 
 `connect` and `listen` can be awaited, too, for an object that outlives a block. Coroutines that wait in `recv`, `send`
 or `accept` are served in the order in which they wait. There are no timeouts: use asyncio.timeout() or
-asyncio.wait_for(). A cancelled `recv` loses no message. A cancelled `read` or `write` goes on without the caller; its memory is kept until it is over, also if the connection
-is dropped or the loop ends. Use a connection on one event loop only.
+asyncio.wait_for(). A cancelled `recv` loses no message. A cancelled `read` or `write` goes on without the caller; its
+memory is kept until it is over, also if the connection is dropped or the loop ends. Use a connection on one event loop
+only.
 
 A connection or listener that is dropped without `close` or `free` is freed with a ResourceWarning.
 """
