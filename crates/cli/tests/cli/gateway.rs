@@ -269,7 +269,8 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
 async fn a_slow_reader_stops_the_writer() {
     // Memory is measured where the system reports it.
     const ALL: usize = 96 << 20;
-    const HELD: u64 = 48 << 20;
+    // Buffers that the gateway keeps for reuse are a part of it, more of them on a busy machine.
+    const HELD: u64 = 64 << 20;
     let mut settings = Settings::default();
     settings.credit_grant_timeout = None;
     settings.receive_buffer = Some(4 << 20);
