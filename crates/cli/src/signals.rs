@@ -148,6 +148,42 @@ impl Signals {
     }
 }
 
+/// Waits for the signal by which a shell continues a process that was stopped.
+#[cfg(feature = "top")]
+#[derive(Debug)]
+pub(crate) struct Continued(#[cfg(unix)] tokio::signal::unix::Signal);
+
+#[cfg(feature = "top")]
+impl Continued {
+    /// Waits for SIGCONT, on Unix.
+    ///
+    /// # Panics
+    /// The errors of [`Interrupted::new`].
+    pub(crate) fn new() -> Self {
+        #[cfg(unix)]
+        let kind = SignalKind::from_raw(nix::libc::SIGCONT);
+        Self(
+            #[cfg(unix)]
+            signal(kind).expect("the signal can be handled"),
+        )
+    }
+
+    /// Returns at the next signal. Cancel-safe.
+    pub(crate) async fn wait(&mut self) {
+        #[cfg(unix)]
+        self.0.recv().await;
+        #[cfg(not(unix))]
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Stops the process as Ctrl-Z does, until its shell continues it. The system passes over it where no shell could.
+#[cfg(feature = "top")]
+pub(crate) fn stop() {
+    #[cfg(unix)]
+    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGTSTP);
+}
+
 /// Waits for signals that ask for something. While it exists, these signals do not kill the process.
 #[derive(Debug)]
 pub(crate) struct Requests {

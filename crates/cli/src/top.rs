@@ -28,7 +28,7 @@ use crate::{
     metrics::Endpoint,
     options::{Address, seconds},
     report::{self, Report},
-    signals::Interrupted,
+    signals::{self, Interrupted},
     transport,
 };
 
@@ -149,6 +149,7 @@ impl Top {
         let mut interrupted = Interrupted::new();
         let mut screen = Screen::open().context("the terminal cannot be used")?;
         let mut keys = Keys::new();
+        let mut continued = signals::Continued::new();
         let mut ticks = interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();
@@ -177,7 +178,9 @@ impl Top {
                     Some(Key::Order) => order = order.next(),
                     Some(Key::Scroll(lines)) => screen.scroll(lines),
                     Some(Key::Redraw) => {}
+                    Some(Key::Stop) => screen.leave(signals::stop).map_err(|_| terminal_gone())?,
                 },
+                () = continued.wait() => screen.leave(|| ()).map_err(|_| terminal_gone())?,
                 () = interrupted.wait() => return Ok(true),
             }
         }

@@ -22,6 +22,8 @@ pub(super) enum Key {
     Scroll(i32),
     /// The terminal has another size.
     Redraw,
+    /// Stop, as a shell's job.
+    Stop,
 }
 
 /// Longest time until the thread ends after its owner.
@@ -83,6 +85,7 @@ fn key(event: &Event) -> Option<Key> {
     Some(match code {
         KeyCode::Char('c' | 'd') if control => Key::Quit,
         KeyCode::Char('l') if control => Key::Redraw,
+        KeyCode::Char('z') if control => Key::Stop,
         KeyCode::Char('q') | KeyCode::Esc => Key::Quit,
         KeyCode::Char('o') => Key::Order,
         KeyCode::Down | KeyCode::Char('j') => Key::Scroll(1),
@@ -106,6 +109,7 @@ mod tests {
             (KeyCode::Char('q'), none, Some(Key::Quit)),
             (KeyCode::Char('c'), KeyModifiers::CONTROL, Some(Key::Quit)),
             (KeyCode::Char('c'), none, None),
+            (KeyCode::Char('z'), KeyModifiers::CONTROL, Some(Key::Stop)),
             (KeyCode::Char('o'), none, Some(Key::Order)),
             (KeyCode::Down, none, Some(Key::Scroll(1))),
             (KeyCode::F(1), none, None),

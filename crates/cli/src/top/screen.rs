@@ -18,7 +18,7 @@ use crate::report;
 
 /// The terminal, in its alternate screen. Dropping it, or a panic, restores the terminal.
 pub(super) struct Screen {
-    /// `None` while it is dropped.
+    /// `None` while it is given back.
     terminal: Option<DefaultTerminal>,
     /// Rows that are scrolled past.
     skipped: usize,
@@ -45,6 +45,26 @@ impl Screen {
         Ok(())
     }
 
+    /// Gives the terminal back as it was, calls `away`, and takes it again: a shell may have changed it.
+    pub(super) fn leave(&mut self, away: impl FnOnce()) -> io::Result<()> {
+        self.close();
+        away();
+        self.terminal = Some(ratatui::try_init()?);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        // The terminal may be gone. The library would print that to it, and panic because it cannot, so its value is
+        // dropped only if it has nothing more to do.
+        if let Some(mut terminal) = self.terminal.take() {
+            let is_there = terminal.show_cursor().is_ok();
+            let _ = ratatui::try_restore();
+            if !is_there {
+                std::mem::forget(terminal);
+            }
+        }
+    }
+
     pub(super) fn scroll(&mut self, lines: i32) {
         let distance = lines.unsigned_abs() as usize;
         self.skipped = match lines {
@@ -56,15 +76,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The terminal may be gone. The library would print that to it, and panic because it cannot, so its value is
-        // dropped only if it has nothing more to do.
-        if let Some(mut terminal) = self.terminal.take() {
-            let is_there = terminal.show_cursor().is_ok();
-            let _ = ratatui::try_restore();
-            if !is_there {
-                std::mem::forget(terminal);
-            }
-        }
+        self.close();
     }
 }
 

@@ -159,3 +159,87 @@ fn a_signal_ends_it_while_the_endpoint_hangs() {
     assert!(signalled.elapsed() < Duration::from_secs(4));
     listening.terminate().succeeded();
 }
+
+/// Starts the command on a terminal, and returns it with its end of the terminal.
+#[cfg(target_os = "linux")]
+fn on_a_terminal(arguments: &[&str]) -> (std::process::Child, std::fs::File) {
+    use std::{fs::File, os::unix::process::CommandExt, process::Command};
+
+    use rustix::{
+        pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+        termios::{Winsize, tcsetwinsize},
+    };
+
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap();
+    let slave = File::options()
+        .read(true)
+        .write(true)
+        .open(name.to_str().unwrap())
+        .unwrap();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&slave, size).unwrap();
+    let mut command = Command::new(crate::support::PROGRAM);
+    command.args(arguments).process_group(0);
+    command
+        .stdin(slave.try_clone().unwrap())
+        .stdout(slave.try_clone().unwrap())
+        .stderr(slave);
+    (command.spawn().unwrap(), master.into())
+}
+
+/// Reads from a terminal until `wanted` is in what was read.
+#[cfg(target_os = "linux")]
+fn read_until(terminal: &mut std::fs::File, wanted: &str) -> String {
+    let mut seen = String::new();
+    while !seen.contains(wanted) {
+        let mut bytes = [0; 4096];
+        let length = terminal.read(&mut bytes).expect(&seen);
+        seen += &String::from_utf8_lossy(&bytes[..length]);
+    }
+    seen
+}
+
+/// A shell sets its own modes of the terminal while a job is stopped.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_job_that_continues_has_its_terminal_again() {
+    use rustix::{
+        process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid},
+        termios::{OptionalActions, tcgetattr, tcsetattr},
+    };
+    const ENTERED: &str = "\x1b[?1049h";
+    const LEFT: &str = "\x1b[?1049l";
+
+    let (listening, metrics) = metered();
+    let (mut top, mut terminal) = on_a_terminal(&["top", &metrics]);
+    let modes = tcgetattr(&terminal).unwrap();
+    let pid = Pid::from_child(&top);
+    let stopped = || waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
+    read_until(&mut terminal, ENTERED);
+    for by_key in [true, false] {
+        if by_key {
+            terminal.write_all(b"\x1a").unwrap();
+            read_until(&mut terminal, LEFT);
+        } else {
+            kill_process(pid, Signal::STOP).unwrap();
+        }
+        stopped();
+        tcsetattr(&terminal, OptionalActions::Now, &modes).unwrap();
+        kill_process(pid, Signal::CONT).unwrap();
+        let drawn = read_until(&mut terminal, ENTERED);
+        assert!(!drawn.contains("panicked"), "{drawn}");
+        read_until(&mut terminal, &listening.address);
+    }
+    terminal.write_all(b"q").unwrap();
+    read_until(&mut terminal, LEFT);
+    assert!(top.wait().unwrap().success());
+    listening.terminate().succeeded();
+}
