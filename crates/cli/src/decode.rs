@@ -245,6 +245,13 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
              give --udp-port"
         );
     }
+    if counts.cut > 0 {
+        let packets = report::plural(counts.cut, "packet");
+        return anyhow!(
+            "{packets} of TCP cut by the snap length of the capture, and no message in the rest; capture whole \
+             packets, as with `tcpdump -s 0`"
+        );
+    }
     anyhow!(
         "no stream of TCP begins with an MPA Request or is on port 5445; \
          if the beginning was not captured, give --port"

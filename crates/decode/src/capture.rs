@@ -37,7 +37,7 @@ pub enum CaptureError {
     #[error("it is empty")]
     Empty,
     /// The file has another format.
-    #[error("it is neither pcap nor pcapng")]
+    #[error("it is neither pcap nor pcapng; `editcap` converts other captures")]
     Unknown,
     /// The file is compressed.
     #[error("it is compressed; unpack it first")]
@@ -122,8 +122,14 @@ const MAX_RECORD_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 256 << 10;
 /// Maximum number of interfaces of a section. A file that was merged from others can have one for each packet.
 const MAX_INTERFACES: usize = 1 << 20;
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The first bytes of files of gzip, zstd, xz, bzip2 and lz4.
+const COMPRESSED: [&[u8]; 5] = [
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"\xfd7zXZ",
+    b"BZh",
+    b"\x04\x22\x4d\x18",
+];
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
 impl<R: Read> Packets<R> {
@@ -147,7 +153,10 @@ impl<R: Read> Packets<R> {
         if reader.buffer.is_empty() {
             return Err(CaptureError::Empty);
         }
-        if reader.buffer.starts_with(&GZIP) || reader.buffer.starts_with(&ZSTD) {
+        if COMPRESSED
+            .iter()
+            .any(|magic| reader.buffer.starts_with(magic))
+        {
             return Err(CaptureError::Compressed);
         }
         if !reader.buffer.starts_with(&SECTION_HEADER) {

@@ -59,8 +59,8 @@ impl Decode {
             };
             return Err(error.context(format!("nothing in {name}")));
         }
-        // The output is on stdout.
-        if !is_stdin(to) {
+        // What was written to stdout has to stay a capture.
+        if !is_stdin(to) && !is_link_to(to, Path::new("/dev/stdout")) {
             text(report, &summary);
             report.event(&summary);
         }

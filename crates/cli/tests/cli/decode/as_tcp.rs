@@ -157,6 +157,20 @@ fn made(folder: &Path) -> std::path::PathBuf {
     path
 }
 
+/// `/dev/stdout` is stdout under another name.
+#[cfg(target_os = "linux")]
+#[test]
+fn stdout_has_the_capture_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = made(folder.path());
+    let written = |to: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["decode", path.to_str().unwrap(), "--as-tcp", to]);
+        command.output().unwrap().stdout
+    };
+    assert_eq!(written("/dev/stdout"), written("-"));
+}
+
 #[test]
 fn the_capture_itself_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();

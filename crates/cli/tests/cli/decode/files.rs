@@ -359,13 +359,18 @@ fn a_snap_length_leaves_the_headers() {
         datalink: DataLink::ETHERNET,
         ..PcapHeader::default()
     };
-    let mut writer = PcapWriter::with_header(File::create(&path).unwrap(), header).unwrap();
-    for frame in &frames {
-        let kept = &frame[..frame.len().min(128)];
-        let packet = PcapPacket::new(Duration::from_secs(1), frame.len() as u32, kept);
-        writer.write_packet(&packet).unwrap();
-    }
-    drop(writer);
+    let cut_to = |length: usize| {
+        let mut writer = PcapWriter::with_header(File::create(&path).unwrap(), header).unwrap();
+        for frame in &frames {
+            let kept = &frame[..frame.len().min(length)];
+            let packet = PcapPacket::new(Duration::from_secs(1), frame.len() as u32, kept);
+            writer.write_packet(&packet).unwrap();
+        }
+    };
+    // Addresses and ports, and nothing of the payload.
+    cut_to(54);
+    decode(&path, &[]).failed(1, "of TCP cut by the snap length");
+    cut_to(128);
     let done = decode(&path, &["--json"]).succeeded();
     let expected = said(&whole.decoded(&["--json"]));
     let expected: Vec<_> = expected.iter().map(|line| &line["data_length"]).collect();
@@ -457,7 +462,14 @@ fn unreadable_files_are_errors_of_one_line() {
         "neither pcap nor pcapng",
     );
     check(&good[..20], "neither pcap nor pcapng");
-    check(&[0x1f, 0x8b, 8, 0], "it is compressed; unpack it first");
+    for compressed in [
+        &[0x1f, 0x8b, 8, 0][..],
+        b"\xfd7zXZ\0",
+        b"BZh9",
+        b"\x04\x22\x4d\x18",
+    ] {
+        check(compressed, "it is compressed; unpack it first");
+    }
     let cut = check(&good[..good.len() - 5], "it is cut short after packet");
     assert!(cut.stdout.contains("Data Transfer"), "{cut:?}");
     let mut damaged = good.clone();
