@@ -179,7 +179,7 @@ impl Ping {
         let mut tally = Tally::new();
         let mut interrupted = signals::Interrupted::new();
         let mut due = tokio::time::Instant::now();
-        while self.count == 0 || tally.sent < self.count {
+        while (self.count == 0 || tally.sent < self.count) && !report::is_unread() {
             tokio::select! {
                 biased;
                 () = interrupted.wait() => {

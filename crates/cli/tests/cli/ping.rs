@@ -1,8 +1,13 @@
 //! `ping`: by keepalive, by echo, and to addresses without a listener.
 
-use std::{io::Read, net::TcpListener, thread, time::Duration};
+use std::{
+    io::{BufRead, BufReader, Read},
+    net::TcpListener,
+    thread,
+    time::Duration,
+};
 
-use crate::support::{listen, run, start};
+use crate::support::{command, listen, run, start};
 
 fn numbers(stdout: &str) -> usize {
     let number = |line: &&str| {
@@ -215,4 +220,16 @@ fn an_interrupted_ping_sums_up() {
         assert!(done.stdout.contains(" answered, 0 lost\nmin "), "{done:?}");
     }
     thread::sleep(Duration::from_millis(10));
+}
+
+#[test]
+fn it_ends_with_the_reader_of_its_lines() {
+    let listener = listen(&["--echo"]);
+    let mut ping = command(&["ping", &listener.address, "--count", "0", "--interval", "0"]);
+    let mut ping = ping.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
+    // The connection, and a round trip.
+    assert!(lines.by_ref().take(2).all(|line| line.is_ok()));
+    drop(lines);
+    assert!(ping.wait().unwrap().success());
 }
