@@ -40,6 +40,9 @@ pub enum AddressError {
     /// This text follows the host, and is not the number of a port.
     #[error("`{0}` is not a port; a port is a number from 0 to 65535")]
     Port(String),
+    /// This address is one of a single link, and the text does not name the interface.
+    #[error("`{0}` is on each link another machine; add the interface: `{0}%eth0`")]
+    NoInterface(Ipv6Addr),
     /// The text is this number only.
     #[error("`{0}` has no host; a port is written `HOST:{0}`")]
     OnlyPort(String),
@@ -97,8 +100,14 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), AddressError> {
 }
 
 fn check_ipv6(host: &str) -> Result<(), AddressError> {
-    let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
-    match without_scope.parse::<Ipv6Addr>() {
+    let (address, interface) = match host.split_once('%') {
+        Some((address, interface)) => (address, Some(interface)),
+        None => (host, None),
+    };
+    match address.parse::<Ipv6Addr>() {
+        Ok(address) if address.is_unicast_link_local() && interface.is_none() => {
+            Err(AddressError::NoInterface(address))
+        }
         Ok(_) => Ok(()),
         Err(_) => Err(AddressError::Form),
     }
@@ -323,6 +332,10 @@ mod tests {
             ("[host]:1", AddressError::Form),
             ("[]:1", AddressError::Form),
             ("::1::2", AddressError::Form),
+            (
+                "[fe80::1]:5445",
+                AddressError::NoInterface("fe80::1".parse().unwrap()),
+            ),
             ("two words:1", AddressError::Form),
             ("http://host", AddressError::Form),
         ] {
