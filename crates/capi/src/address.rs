@@ -69,14 +69,16 @@ mod tests {
 
     #[test]
     fn a_peer_has_a_host() {
-        for text in ["server", "10.0.0.1:1", "::1", "[fe80::1]:99"] {
+        for text in ["server", "10.0.0.1:1", "::1", "[fe80::1%eth0]:99"] {
             assert!(Address::parse(text, 5445).is_ok(), "{text}");
         }
-        for text in ["", ":445", "a:b", "[name]:1"] {
+        for text in ["", ":445", "a:b", "[name]:1", "[fe80::1]:99"] {
             let failure = Address::parse(text, 5445).unwrap_err();
             let message = failure.to_string();
             assert!(
-                message.contains("HOST") || message.contains("a number"),
+                ["HOST", "a number", "add the interface"]
+                    .iter()
+                    .any(|cause| message.contains(cause)),
                 "{message}"
             );
         }
