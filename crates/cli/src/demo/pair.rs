@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow, ensure};
 use bytes::BytesMut;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use smbdirect::{Access, BufferDescriptorV1, Config, Connection, Listener, Statistics};
+use smbdirect::{Access, BufferDescriptorV1, Config, Connection, Listener};
 use tokio::{task::block_in_place, time::timeout, try_join};
 
 use crate::{
@@ -33,14 +33,6 @@ pub(super) enum Method {
 
 /// Bytes of a message or of an RDMA operation, if both ends take as many.
 const PIECE_BYTES: usize = 1 << 20;
-
-/// What both ends together have done.
-#[derive(Debug, Serialize)]
-pub(super) struct Work {
-    pub(super) segments: u64,
-    pub(super) rdma_operations: u64,
-    invalidations: u64,
-}
 
 /// Both ends of one connection. The client has the memory, and the server reads and writes it, as in SMB.
 pub(super) struct Pair {
@@ -179,29 +171,6 @@ impl Pair {
         // With Send with Invalidate, this message has ended the registration already.
         self.client.recv().await?;
         Ok(region.deregister().await?)
-    }
-
-    /// Returns what both ends have done.
-    pub(super) fn work(&self) -> Work {
-        let sum = |count: fn(&Statistics) -> u64| {
-            count(&self.client.stats()) + count(&self.server.stats())
-        };
-        Work {
-            segments: sum(|statistics| statistics.segments_sent),
-            rdma_operations: sum(|statistics| statistics.reads + statistics.writes),
-            invalidations: sum(|statistics| statistics.tokens_invalidated),
-        }
-    }
-}
-
-impl Work {
-    /// Returns what was done after `before`.
-    pub(super) const fn since(&self, before: &Self) -> Self {
-        Self {
-            segments: self.segments - before.segments,
-            rdma_operations: self.rdma_operations - before.rdma_operations,
-            invalidations: self.invalidations - before.invalidations,
-        }
     }
 }
 
