@@ -361,8 +361,8 @@ pub enum Teardown {
     Graceful,
     /// The connection ends immediately.
     Abort,
-    /// As [`Abort`](Self::Abort), but what a completion has reported as sent still arrives. The peer sees that the
-    /// connection has failed.
+    /// As [`Abort`](Self::Abort), but what a completion has reported as sent still arrives, unless the peer takes so little
+    /// that the network has no room. The peer sees that the connection has failed.
     Terminate,
 }
 

@@ -166,6 +166,7 @@ impl From<StreamError> for ProviderError {
         let kind = match error {
             StreamError::Lost(error) => return error,
             StreamError::Truncated => ProviderErrorKind::Reset,
+            //= RDMAP-20
             StreamError::Terminated(ref terminate)
                 if terminate.code() == TerminateCode::LOCAL_CATASTROPHIC =>
             {

@@ -248,8 +248,8 @@ impl fmt::Display for TerminateCode {
 /// The payload of a Terminate, as it is on the wire.
 ///
 /// Linux siw writes the control word with its nibbles and bits swapped. A code can therefore be read
-/// in two ways, and neither is reliable: this library reports a Terminate and ends the stream, but
-/// makes no decision based on its code.
+/// in two ways, and neither is reliable: this library reports a Terminate and ends the stream. Only one
+/// code decides something, 0/0/0, which reads the same in both ways: it is no fault of this end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
     /// The layer and error type, the error code, and flags for the copied headers.

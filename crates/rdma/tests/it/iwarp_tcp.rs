@@ -5,6 +5,7 @@
 
 use std::{
     future::poll_fn,
+    io,
     net::SocketAddr,
     sync::{Arc, Mutex, mpsc},
     time::{Duration, Instant},
@@ -973,6 +974,41 @@ async fn a_peer_that_stops_reading_has_received_whole_fpdus_only() {
         fpdus.clear();
     }
     drop(sender.await.unwrap());
+}
+
+/// An end that cannot say that it has failed resets the connection: FIN between two FPDUs would be a graceful end.
+#[tokio::test]
+async fn a_terminate_that_finds_no_room_is_a_reset() {
+    let frame = StartupFrame::new(FrameKind::Request, 1);
+    let (mut peer, mut connected) = accept_by_hand(IwarpConfig::default(), &frame).await;
+    let first = fpdu(&[&untagged(Opcode::Send, 1)], false);
+    post(&mut connected, [receive(1)]);
+    peer.write_all(&first).await.unwrap();
+    assert!(matches!(
+        next(&mut connected).await,
+        Completion::Received { .. }
+    ));
+    let work = WorkRequest::Write {
+        id: WorkId(2),
+        data: vec![7; 32 << 20].into(),
+        to: NOWHERE,
+    };
+    post(&mut connected, [work]);
+    // Until no more bytes leave. If the machine only pauses for a moment, there is room for the Terminate.
+    let blocked = timeout(Duration::from_secs(1), next(&mut connected)).await;
+    assert!(blocked.is_err(), "32 MiB went nowhere");
+    connected.queue_pair.disconnect(Teardown::Terminate);
+    assert_eq!(ended(&mut connected).await, Disconnect::Local);
+    drop(connected);
+    let mut buffer = vec![0; 1 << 20];
+    let end = loop {
+        match peer.read(&mut buffer).await {
+            Ok(1..) => {}
+            end => break end,
+        }
+    };
+    let error = end.expect_err("it is no graceful end");
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 }
 
 //= MPA-04 test

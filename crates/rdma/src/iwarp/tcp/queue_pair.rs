@@ -469,7 +469,13 @@ impl IwarpQueuePair {
             };
             match written {
                 Ok(count) => self.machine.transmitted(count),
-                Err(_) => self.machine.give_up_transmitting(),
+                Err(_) => {
+                    // Without the Terminate, FIN would look like a graceful end.
+                    self.machine.give_up_transmitting();
+                    socket.reset();
+                    self.socket = None;
+                    return;
+                }
             }
         }
         socket.shut_down();
