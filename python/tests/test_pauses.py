@@ -1,5 +1,7 @@
-"""Tests of ends that pause for longer than the Send Credit Grant Timer permits a message to wait: the other end waits,
-the memory stays within its bound, and every message arrives. PAUSE_MS is the time of a pause, 1000 without it."""
+"""Tests of ends that pause: the other end waits, the memory stays within its bound, and every message arrives.
+
+PAUSE_MS is the time of a pause, 1000 without it. With more than 5000 a pause is longer than the Send Credit Grant Timer,
+which must not end a connection for it. packaging/test-wheel does so."""
 
 import asyncio
 import os
@@ -23,8 +25,7 @@ MEMORY_LIMIT_KIB = 24 << 10
 COUNT = 40
 
 PORT = free_udp_port()
-CHANGES = {"credit_grant_timeout_ms": 300 if PAUSE < 16 else 5000}
-TRANSPORTS = {"iwarp": CHANGES, "roce": {"udp_port": PORT, "peer_udp_port": PORT, **CHANGES}}
+TRANSPORTS = {"iwarp": {}, "roce": {"udp_port": PORT, "peer_udp_port": PORT}}
 CASES = [(transport, length) for transport in TRANSPORTS for length in LENGTHS]
 
 
