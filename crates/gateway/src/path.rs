@@ -9,6 +9,5 @@ pub(crate) mod exchange;
 pub(crate) mod incoming;
 pub(crate) mod memory;
 pub(crate) mod peer;
-pub(crate) mod queue;
 pub(crate) mod requests;
 pub(crate) mod tcp;

@@ -78,7 +78,7 @@ impl Session {
         let negotiated = client.negotiated();
         let client_id = client.connection_id();
         let is_tcp = matches!(client, Peer::Tcp(..));
-        let (mut from_client, mut to_client) = client.split(self.live.stall_limit);
+        let (mut from_client, mut to_client) = client.split(Side::Client, self.live.stall_limit);
         let (phases, state) = (self.phases.clone(), self.state.clone());
         let connected = tokio::select! {
             connected = self.connect(&mut from_client, here) => connected,
@@ -118,7 +118,7 @@ impl Session {
         // such signal.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
         let exchange = self.exchange(&server, &seat, is_unknown);
-        let (mut from_server, mut to_server) = server.split(self.live.stall_limit);
+        let (mut from_server, mut to_server) = server.split(Side::Server, self.live.stall_limit);
         let stop = {
             let leaving = from_client.leaving();
             // A client on TCP can wait for answers after it has finished sending.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use smbdirect::{ConnectionError, ReadError, SendError, TransferFault};
+use smbdirect::{ConnectionError, SendError, TransferFault};
 use smbdirect_smb::{Refusal, ServerFault};
 use smbdirect_transport as transport;
 
@@ -29,6 +29,16 @@ impl fmt::Display for Side {
 pub(crate) enum Direction {
     ToServer,
     ToClient,
+}
+
+impl Direction {
+    /// Returns the side that sends and the side that receives.
+    pub(crate) const fn ends(self) -> (Side, Side) {
+        match self {
+            Self::ToServer => (Side::Client, Side::Server),
+            Self::ToClient => (Side::Server, Side::Client),
+        }
+    }
 }
 
 /// The reason for the end of a session, or of one direction of it.
@@ -110,11 +120,6 @@ impl Stop {
             "a message of {length} bytes is too long: the other side takes at most {most}; {cure}"
         );
         Self::Failed(from, text)
-    }
-
-    /// Returns the reason after a failed read from the memory of the client.
-    pub(crate) fn of_read(error: &ReadError) -> Self {
-        Self::of_transfer(&error.fault)
     }
 
     /// Returns the reason after a failed access to the memory of the client.

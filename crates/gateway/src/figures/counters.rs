@@ -144,6 +144,14 @@ impl SessionTraffic<'_> {
         self.session.waits.during(Cause::Memory, None, memory).await
     }
 
+    /// Waits until a message was sent: to the client, its network is what is waited for.
+    pub(crate) async fn sent<T>(self, direction: Direction, sending: impl Future<Output = T>) -> T {
+        match direction {
+            Direction::ToServer => sending.await,
+            Direction::ToClient => self.window(sending).await,
+        }
+    }
+
     /// Waits for a transfer to or from the client.
     pub(crate) async fn window<T>(self, transfer: impl Future<Output = T>) -> T {
         let times = Some(&self.all.network_waits);

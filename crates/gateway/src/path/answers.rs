@@ -6,14 +6,17 @@
 //!   server on TCP ──────────────────────────┬── ClientChannel, RDMA Write ── client on SMB Direct
 //!                                           └── in pieces ────────────────── client on TCP
 //! ```
+//!
+//! The answer to a READ goes one way, and comes back to this file four times: received ([`Exchange::receive`]), looked at
+//! by the translator of the client ([`Exchange::client_channel`]), its data taken ([`Incoming::piece`], once for each
+//! chunk), and sent without it ([`Exchange::send`]).
 
 use std::{collections::VecDeque, convert::Infallible};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use smbdirect::{Connection, Message, Token, Writing};
 use smbdirect_smb::{
-    ClientChannel,
-    client_channel::{Answer, Placement, Step},
+    client_channel::{self, Placement, Step},
     server_channel,
 };
 
@@ -21,10 +24,8 @@ use crate::{
     path::{
         buffers::CHUNK,
         exchange::Exchange,
-        incoming::{self, Incoming, failed},
-        memory::Grant,
+        incoming::Incoming,
         peer::{Sink, Source},
-        tcp,
     },
     stop::{Direction, Side, Stop},
 };
@@ -45,33 +46,14 @@ impl Answers<'_> {
     }
 
     async fn forward_all(self, from: &mut Source, to: &mut Sink) -> Result<Infallible, Stop> {
-        let exchange = self.0;
         loop {
-            match from {
-                Source::SmbDirect(server) => {
-                    let answer = server.recv(Side::Server).await?;
-                    let head = incoming::head(&answer, ClientChannel::ANSWER_HEAD);
-                    let direction = Direction::ToClient;
-                    exchange.traffic.received(direction, &head, None);
-                    drop(head);
-                    exchange.seat.server.has_answered();
-                    self.translate(answer.into_bytes(), &server.connection, to)
-                        .await?;
+            match self.0.receive(Direction::ToClient, from).await? {
+                Incoming::Whole(answer, server) => {
+                    self.translate(answer.into_bytes(), server, to).await?;
                 }
-                Source::Tcp(server) => {
-                    let head = server.message(ClientChannel::ANSWER_HEAD).await;
-                    let length = head.map_err(failed(Side::Server))?;
-                    length.ok_or(Stop::Closed(Side::Server))?;
-                    let (head, arrived) = (server.head(), Some(server.arrived()));
-                    exchange
-                        .traffic
-                        .received(Direction::ToClient, head, arrived);
-                    exchange.seat.server.has_answered();
-                    let answer = Incoming::begun(Side::Server, server);
-                    self.deliver(answer, to, false).await?;
-                }
+                begun @ Incoming::Begun(_) => self.deliver(begun, to, false).await?,
             }
-            exchange.traffic.delivered();
+            self.0.delivered();
         }
     }
 
@@ -83,14 +65,10 @@ impl Answers<'_> {
         to: &mut Sink,
     ) -> Result<(), Stop> {
         let exchange = self.0;
-        let whole = |message: Message| Incoming::whole(Side::Server, message, server);
         let translated = exchange.server_channel().answer(&answer)?;
         match translated {
-            server_channel::Answer::Pass => self.deliver(whole(answer.into()), to, false).await,
-            server_channel::Answer::Done { message_id } => {
-                exchange.end_region(message_id).await?;
-                self.deliver(whole(answer.into()), to, false).await
-            }
+            server_channel::Answer::Pass => {}
+            server_channel::Answer::Done { message_id } => exchange.end_region(message_id).await?,
             server_channel::Answer::Data {
                 message_id,
                 head,
@@ -101,11 +79,14 @@ impl Answers<'_> {
                 let data = buffer.slice(..length as usize);
                 exchange.traffic.read_by_rdma(length as usize);
                 let message = [head, data].into_iter().collect();
-                self.deliver(whole(message), to, true).await?;
+                let message = Incoming::Whole(message, server);
+                self.deliver(message, to, true).await?;
                 exchange.buffers.give_shared_region(exchange.id, buffer);
-                Ok(())
+                return Ok(());
             }
         }
+        let message = Incoming::Whole(answer.into(), server);
+        self.deliver(message, to, false).await
     }
 
     /// Sends an answer to the client. `is_counted` says whether its data has already been counted as moved by RDMA.
@@ -115,49 +96,24 @@ impl Answers<'_> {
         to: &mut Sink,
         is_counted: bool,
     ) -> Result<(), Stop> {
+        use client_channel::Answer;
         let client = match to {
             Sink::SmbDirect(client) => &*client,
-            Sink::Tcp(client) => return self.pass_to_tcp(message, client).await,
+            Sink::Tcp(client) => {
+                let passing = self.0.pass_to_tcp(Direction::ToClient, message, client);
+                return passing.await;
+            }
         };
         let answer = {
-            let head = message.head(ClientChannel::ANSWER_HEAD);
+            let head = message.head(Exchange::head_length(Direction::ToClient));
             let mut channel = self.0.client_channel();
             channel.answer(&head, message.remaining())?
         };
         match answer {
-            Answer::Pass { invalidate } => self.pass(message, client, invalidate).await?,
-            Answer::Place(placement) => {
-                self.place(message, client, placement, is_counted).await?;
-            }
-            Answer::Compound => self.take_steps(message, client).await?,
+            Answer::Pass { invalidate } => self.pass(message, client, invalidate).await,
+            Answer::Place(placement) => self.place(message, client, placement, is_counted).await,
+            Answer::Compound => self.take_steps(message, client).await,
         }
-        self.0.answered();
-        Ok(())
-    }
-
-    /// Sends an answer unchanged to a client on TCP, as it arrives.
-    async fn pass_to_tcp(self, message: Incoming<'_>, client: &mut tcp::Sink) -> Result<(), Stop> {
-        let Exchange {
-            traffic, buffers, ..
-        } = self.0;
-        let failed = failed(Side::Client);
-        let length = message.remaining();
-        traffic.forwarded(Direction::ToClient, length);
-        let mut message = match message.into_whole() {
-            Ok(answer) => {
-                let put = traffic.window(client.put(answer)).await;
-                return put.map_err(failed);
-            }
-            Err(begun) => begun,
-        };
-        let mut before = Bytes::copy_from_slice(&tcp::header(length).map_err(&failed)?);
-        while message.remaining() > 0 {
-            let piece = message.piece(length, buffers).await?;
-            let writing = client.write((&mut before).chain(piece.clone()));
-            traffic.window(writing).await.map_err(&failed)?;
-            buffers.give_chunk(piece);
-        }
-        Ok(())
     }
 
     /// Sends an answer unchanged to a client on SMB Direct, with the invalidation of a token.
@@ -172,11 +128,11 @@ impl Answers<'_> {
         if length > most as usize {
             return Err(Stop::too_long(Side::Server, length, most));
         }
+        let _grant = self.0.answer_memory(&message, length).await;
         let mut message = match message.into_whole() {
             Ok(answer) => return self.send(client, answer, invalidate, length).await,
             Err(begun) => begun,
         };
-        let _grant = self.0.answer_memory(length).await;
         let mut pieces = Vec::new();
         while message.remaining() > 0 {
             pieces.push(message.piece(length, &self.0.buffers).await?);
@@ -204,25 +160,21 @@ impl Answers<'_> {
             invalidate,
             ..
         } = placement;
-        let mut placing = Placing {
-            exchange: self.0,
-            chunks: VecDeque::new(),
-        };
+        let in_flight = data.len().min(MAX_CHUNKS_IN_FLIGHT * CHUNK);
+        let _grant = self.0.answer_memory(&message, in_flight).await;
+        let is_pooled = message.is_arriving();
         message.skip(data.start).await?;
+        // RDMA Writes in flight to the memory of the client, oldest first.
+        let mut writes = VecDeque::new();
         let mut placed = 0;
         while placed < data.len() {
-            let left = data.len() - placed;
-            let mut grant = None;
-            if message.is_arriving() {
-                grant = Some(placing.take(left.min(CHUNK)).await?);
+            if writes.len() >= MAX_CHUNKS_IN_FLIGHT {
+                self.finish(writes.pop_front(), is_pooled).await?;
             }
-            let chunk = message.piece(left, &self.0.buffers).await?;
-            if placing.chunks.len() >= MAX_CHUNKS_IN_FLIGHT {
-                placing.finish_one().await?;
-            }
+            let chunk = message.piece(data.len() - placed, &self.0.buffers).await?;
             let writing = client.write(&to, placed as u64, chunk.clone());
             placed += chunk.len();
-            placing.chunks.push_back((writing, chunk, grant));
+            writes.push_back((writing, chunk));
         }
         message.skip(message.remaining()).await?;
         if !is_counted {
@@ -230,30 +182,38 @@ impl Answers<'_> {
         }
         let length = reply.len() + placed;
         self.send(client, reply.into(), invalidate, length).await?;
-        // The chunks were sent before the reply, so this wait is short. An idle session must not hold their
-        // memory.
-        while !placing.chunks.is_empty() {
-            placing.finish_one().await?;
+        // The chunks were sent before the reply, so this wait is short. An idle session must not hold their memory.
+        while !writes.is_empty() {
+            self.finish(writes.pop_front(), is_pooled).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until an RDMA Write has ended, and gives its chunk back to the pool if it is from there: otherwise it is memory
+    /// of the connection to the server.
+    async fn finish(self, write: Option<(Writing, Bytes)>, is_pooled: bool) -> Result<(), Stop> {
+        if let Some((writing, chunk)) = write {
+            let written = self.0.traffic.window(writing).await;
+            written.map_err(|fault| Stop::of_transfer(&fault))?;
+            if is_pooled {
+                self.0.buffers.give_chunk(chunk);
+            }
         }
         Ok(())
     }
 
     /// Takes the steps that translate a compound answer to the client.
     async fn take_steps(self, mut message: Incoming<'_>, client: &Connection) -> Result<(), Stop> {
-        let mut _grant = None;
-        if message.is_arriving() {
-            _grant = Some(self.0.answer_memory(message.remaining()).await);
-        }
-        let answer = message.rest(self.0).await?;
+        let _grant = self.0.answer_memory(&message, message.remaining()).await;
+        let answer = self.0.rest(&mut message).await?;
         let steps = self.0.client_channel().compound_answer(answer)?;
         let mut placed = 0;
         for step in steps {
             match step {
                 Step::Place { data, to } => {
                     let length = data.len();
-                    let writing = client.write(&to, 0, data);
-                    let written = self.0.traffic.window(writing).await;
-                    written.map_err(|fault| Stop::of_transfer(&fault))?;
+                    let writing = client.write(&to, 0, data.clone());
+                    self.finish(Some((writing, data)), false).await?;
                     self.0.traffic.read_by_rdma(length);
                     placed += length;
                 }
@@ -277,47 +237,9 @@ impl Answers<'_> {
         invalidate: Option<Token>,
         length: usize,
     ) -> Result<(), Stop> {
-        let sending = match invalidate {
-            Some(token) => client.send_and_invalidate(answer, token),
-            None => client.send(answer),
-        };
-        let sending = sending.map_err(|error| Stop::of_send(Side::Server, Side::Client, error))?;
-        // Count before the wait: the client may receive the answer, and end the session, before this task continues.
-        self.0.traffic.forwarded(Direction::ToClient, length);
-        let sent = self.0.traffic.window(sending).await;
-        sent.map_err(|error| Stop::of(Side::Client, &error))
-    }
-}
-
-/// RDMA Writes in flight to the memory of the client, oldest first.
-struct Placing<'a, 'b> {
-    exchange: &'a Exchange<'b>,
-    chunks: VecDeque<(Writing, Bytes, Option<Grant>)>,
-}
-
-impl Placing<'_, '_> {
-    /// Takes a grant for another chunk. If no memory is free, waits for the oldest chunks in flight.
-    async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
-        loop {
-            if let Some(grant) = self.exchange.try_answer_memory(bytes) {
-                return Ok(grant);
-            }
-            if self.chunks.is_empty() {
-                return Ok(self.exchange.answer_memory(bytes).await);
-            }
-            self.finish_one().await?;
-        }
-    }
-
-    async fn finish_one(&mut self) -> Result<(), Stop> {
-        if let Some((writing, chunk, grant)) = self.chunks.pop_front() {
-            let written = self.exchange.traffic.window(writing).await;
-            written.map_err(|fault| Stop::of_transfer(&fault))?;
-            // A chunk without a grant is memory of the connection to the server.
-            if grant.is_some() {
-                self.exchange.buffers.give_chunk(chunk);
-            }
-        }
-        Ok(())
+        let sending = self
+            .0
+            .send(Direction::ToClient, client, answer, invalidate, length);
+        sending.await
     }
 }

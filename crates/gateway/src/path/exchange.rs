@@ -7,10 +7,11 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
-use bytes::{Bytes, BytesMut};
-use smbdirect::MemoryRegion;
+use bytes::{Buf, Bytes, BytesMut};
+use smbdirect::{Connection, MemoryRegion, Message, Token};
 use smbdirect_smb::{
     ClientChannel, ServerChannel,
     smb2::{Command, Header, Protocol},
@@ -22,11 +23,14 @@ use crate::{
     figures::counters::SessionTraffic,
     path::{
         buffers::Buffers,
+        incoming::{Incoming, gone, head, unless_gone},
         memory::{Grant, Share},
+        peer::{SmbDirectSource, Source},
+        tcp,
     },
     phase::{Phase, Phases},
     servers::Seat,
-    stop::{Side, Stop},
+    stop::{Direction, Side, Stop},
 };
 
 /// One session's state that requests and answers share.
@@ -87,9 +91,113 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// Receives the next message of a direction: all of it by SMB Direct, and by TCP the first bytes, which decide.
+    pub(crate) async fn receive<'s>(
+        &self,
+        direction: Direction,
+        from: &'s mut Source,
+    ) -> Result<Incoming<'s>, Stop> {
+        Ok(match from {
+            Source::SmbDirect(peer) => {
+                let message = self.receive_whole(direction, peer).await?;
+                Incoming::Whole(message, &peer.connection)
+            }
+            Source::Tcp(peer) => {
+                self.check_serving(direction)?;
+                peer.message(Self::head_length(direction)).await?;
+                self.note(direction, peer.head(), Some(peer.arrived()));
+                Incoming::Begun(peer)
+            }
+        })
+    }
+
+    /// Receives the next message of a direction by SMB Direct.
+    pub(crate) async fn receive_whole(
+        &self,
+        direction: Direction,
+        from: &mut SmbDirectSource,
+    ) -> Result<Message, Stop> {
+        self.check_serving(direction)?;
+        if direction == Direction::ToServer {
+            unless_gone(gone(&from.connection), self.client_channel_room()).await?;
+        }
+        let message = from.recv().await?;
+        let head = head(&message, Self::head_length(direction));
+        self.note(direction, &head, None);
+        drop(head);
+        Ok(message)
+    }
+
+    pub(crate) const fn head_length(direction: Direction) -> usize {
+        match direction {
+            Direction::ToServer => ServerChannel::REQUEST_HEAD,
+            Direction::ToClient => ClientChannel::ANSWER_HEAD,
+        }
+    }
+
+    /// Takes note of a message that has arrived, by its first bytes.
+    fn note(&self, direction: Direction, head: &[u8], arrived: Option<Instant>) {
+        self.traffic.received(direction, head, arrived);
+        match direction {
+            Direction::ToServer => self.learn_client(head),
+            Direction::ToClient => self.seat.server.has_answered(),
+        }
+    }
+
+    /// Takes note that the answer that was received last was forwarded.
+    pub(crate) fn delivered(&self) {
+        self.traffic.delivered();
+        self.answered.notify_one();
+    }
+
+    /// Sends a message by SMB Direct. `length` is its length together with the data that moves by RDMA for it.
+    pub(crate) async fn send(
+        &self,
+        direction: Direction,
+        to: &Connection,
+        message: Message,
+        invalidate: Option<Token>,
+        length: usize,
+    ) -> Result<(), Stop> {
+        let (from_side, to_side) = direction.ends();
+        let sending = match invalidate {
+            Some(token) => to.send_and_invalidate(message, token),
+            None => to.send(message),
+        };
+        let sending = sending.map_err(|error| Stop::of_send(from_side, to_side, error))?;
+        // Count before the wait: the peer may receive the message, and answer or end the session, before this task
+        // continues.
+        self.traffic.forwarded(direction, length);
+        let sent = self.traffic.sent(direction, sending).await;
+        sent.map_err(|error| Stop::of(to_side, &error))
+    }
+
+    /// Sends a message unchanged by TCP, as it arrives.
+    pub(crate) async fn pass_to_tcp(
+        &self,
+        direction: Direction,
+        message: Incoming<'_>,
+        to: &mut tcp::Sink,
+    ) -> Result<(), Stop> {
+        let length = message.remaining();
+        self.traffic.forwarded(direction, length);
+        let mut message = match message.into_whole() {
+            Ok(whole) => return self.traffic.sent(direction, to.put(whole)).await,
+            Err(begun) => begun,
+        };
+        let mut before = to.header(length)?;
+        while message.remaining() > 0 {
+            let piece = message.piece(length, &self.buffers).await?;
+            let writing = to.write((&mut before).chain(piece.clone()));
+            self.traffic.sent(direction, writing).await?;
+            self.buffers.give_chunk(piece);
+        }
+        Ok(())
+    }
+
     /// Looks for the ClientGuid in a request of a client that has begun with SMB1, so that its other connections go to
     /// the same server.
-    pub(crate) fn learn_client(&self, head: &[u8]) {
+    fn learn_client(&self, head: &[u8]) {
         if !self.is_unknown.load(Relaxed) || matches!(Protocol::of(head), Protocol::Smb1) {
             return;
         }
@@ -99,13 +207,12 @@ impl<'a> Exchange<'a> {
         self.is_unknown.store(false, Relaxed);
     }
 
-    /// Checks that another request may be taken from the client.
-    pub(crate) fn check_serving(&self) -> Result<(), Stop> {
-        if self.phases.has_reached(Phase::Draining) {
-            Err(Stop::Here)
-        } else {
-            Ok(())
+    /// Checks that another message of this direction may be taken.
+    fn check_serving(&self, direction: Direction) -> Result<(), Stop> {
+        if direction == Direction::ToServer && self.phases.has_reached(Phase::Draining) {
+            return Err(Stop::Here);
         }
+        Ok(())
     }
 
     /// Locks the translator of a client with RDMA. Do not hold the guard across an await.
@@ -118,19 +225,51 @@ impl<'a> Exchange<'a> {
         lock(&self.server_channel)
     }
 
+    /// Takes the rest of a message in one piece.
+    pub(crate) async fn rest(&self, message: &mut Incoming<'_>) -> Result<Bytes, Stop> {
+        let length = message.remaining();
+        if message.is_arriving() && message.head(length).len() < length {
+            let mut whole = self.region(length);
+            whole.clear();
+            message.fill(&mut whole, length).await?;
+            return Ok(whole.freeze());
+        }
+        message.take(length).await
+    }
+
+    /// Waits for memory for a request, which only answers to earlier requests free. The server may never answer, so
+    /// the wait also ends when the client is gone.
+    pub(crate) async fn memory_for(
+        &self,
+        request: &Incoming<'_>,
+        bytes: usize,
+    ) -> Result<Grant, Stop> {
+        let gone = async {
+            match request {
+                Incoming::Whole(_, client) => gone(client).await,
+                // A client on TCP can wait for answers after it has finished sending.
+                Incoming::Begun(client) => {
+                    client.hang_up().wait().await;
+                    self.traffic.session.silence().await;
+                    Stop::Closed(Side::Client)
+                }
+            }
+        };
+        unless_gone(gone, self.request_memory(bytes)).await
+    }
+
     /// Waits for memory for a request.
     pub(crate) async fn request_memory(&self, bytes: usize) -> Grant {
         self.traffic.memory(self.requests.take(bytes)).await
     }
 
-    /// Waits for memory for an answer.
-    pub(crate) async fn answer_memory(&self, bytes: usize) -> Grant {
-        self.traffic.memory(self.answers.take(bytes)).await
-    }
-
-    /// Takes memory for an answer if it is free.
-    pub(crate) fn try_answer_memory(&self, bytes: usize) -> Option<Grant> {
-        self.answers.try_take(bytes)
+    /// Waits for memory of an answer of which `bytes` are in memory at once, if it is still arriving.
+    pub(crate) async fn answer_memory(&self, answer: &Incoming<'_>, bytes: usize) -> Option<Grant> {
+        match answer {
+            // It is memory of the connection to the server.
+            Incoming::Whole(..) => None,
+            Incoming::Begun(_) => Some(self.traffic.memory(self.answers.take(bytes)).await),
+        }
     }
 
     /// Returns a buffer of `length` bytes that contains no data of another session.
@@ -139,7 +278,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Waits until another request with a channel can be recorded.
-    pub(crate) async fn client_channel_room(&self) {
+    async fn client_channel_room(&self) {
         loop {
             // Created before the check, so that an answer in between is not missed.
             let answered = self.answered.notified();
@@ -148,11 +287,6 @@ impl<'a> Exchange<'a> {
             }
             answered.await;
         }
-    }
-
-    /// Wakes the task that waits for room after an answer.
-    pub(crate) fn answered(&self) {
-        self.answered.notify_one();
     }
 
     /// Records the memory for a request, and returns the request with a channel to that memory. `head`

@@ -129,7 +129,7 @@ impl Share {
     }
 
     /// Takes `bytes` if they are free, without waiting.
-    pub(crate) fn try_take(&self, bytes: usize) -> Option<Grant> {
+    fn try_take(&self, bytes: usize) -> Option<Grant> {
         let units = self.units(bytes);
         if !self.has_room(units) {
             return None;

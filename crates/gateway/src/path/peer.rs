@@ -61,10 +61,12 @@ impl Peer {
         }
     }
 
-    pub(crate) fn split(self, stall_limit: Duration) -> (Source, Sink) {
+    /// Returns both halves of the connection to the peer on `side`.
+    pub(crate) fn split(self, side: Side, stall_limit: Duration) -> (Source, Sink) {
         match self {
             Self::SmbDirect(connection) => (
                 Source::SmbDirect(SmbDirectSource {
+                    side,
                     connection: connection.clone(),
                     first: None,
                 }),
@@ -73,8 +75,8 @@ impl Peer {
             Self::Tcp(stream, _) => {
                 let (read, write) = stream.into_split();
                 (
-                    Source::Tcp(tcp::Source::new(read, stall_limit)),
-                    Sink::Tcp(tcp::Sink::new(write, stall_limit)),
+                    Source::Tcp(tcp::Source::new(side, read, stall_limit)),
+                    Sink::Tcp(tcp::Sink::new(side, write, stall_limit)),
                 )
             }
         }
@@ -89,19 +91,20 @@ pub(crate) enum Source {
 
 /// The receiving half of an SMB Direct connection.
 pub(crate) struct SmbDirectSource {
+    side: Side,
     pub(crate) connection: Connection,
     /// The first message if only its head was looked at.
     first: Option<Message>,
 }
 
 impl SmbDirectSource {
-    /// Receives the next message of the peer, which is on `side`.
-    pub(crate) async fn recv(&mut self, side: Side) -> Result<Message, Stop> {
+    /// Receives the next message.
+    pub(crate) async fn recv(&mut self) -> Result<Message, Stop> {
         match self.first.take() {
             Some(first) => Ok(first),
             None => {
                 let received = self.connection.recv().await;
-                received.map_err(|error| Stop::of(side, &error))
+                received.map_err(|error| Stop::of(self.side, &error))
             }
         }
     }
@@ -111,20 +114,15 @@ impl Source {
     /// Returns the first `length` bytes of the first message, or all of a shorter one, which
     /// is still received.
     pub(crate) async fn peek(&mut self, length: usize) -> Result<Bytes, Stop> {
-        let side = Side::Client;
         match self {
             Self::SmbDirect(client) => {
-                let message = client.recv(side).await?;
+                let message = client.recv().await?;
                 let length = length.min(message.len());
                 let head = message.clone().copy_to_bytes(length);
                 client.first = Some(message);
                 Ok(head)
             }
-            Self::Tcp(source) => {
-                let head = source.peek(length).await;
-                let head = head.map_err(|fault| fault.stop(side))?;
-                head.ok_or(Stop::Closed(side))
-            }
+            Self::Tcp(source) => source.peek(length).await,
         }
     }
 
@@ -145,16 +143,11 @@ impl Source {
 
     /// Takes the header of the PROXY protocol, and returns the client that it names.
     pub(crate) async fn proxy_header(&mut self) -> Result<Option<SocketAddr>, Stop> {
-        let side = Side::Client;
         let header = match self {
-            Self::SmbDirect(client) => client.recv(side).await?.into_bytes(),
-            Self::Tcp(source) => {
-                let header = source.take_proxy_header().await;
-                let header = header.map_err(|fault| fault.stop(side))?;
-                header.ok_or(Stop::Closed(side))?
-            }
+            Self::SmbDirect(client) => client.recv().await?.into_bytes(),
+            Self::Tcp(source) => source.take_proxy_header().await?,
         };
-        proxy_header::decode(&header).map_err(|fault| Stop::Failed(side, fault.to_string()))
+        proxy_header::decode(&header).map_err(|fault| Stop::Failed(Side::Client, fault.to_string()))
     }
 }
 

@@ -12,10 +12,9 @@
 
 use std::{collections::VecDeque, convert::Infallible, pin::pin};
 
-use bytes::{Buf, Bytes, BytesMut};
-use smbdirect::{Access, BufferDescriptorV1, Connection, Message};
+use bytes::{Buf, BytesMut};
+use smbdirect::{Access, BufferDescriptorV1, Connection, Message, Reading};
 use smbdirect_smb::{
-    ServerChannel,
     client_channel::{Part, Request},
     server_channel::Offload,
 };
@@ -25,10 +24,9 @@ use crate::{
     path::{
         buffers::{CHUNK, region_size},
         exchange::{Exchange, Region},
-        incoming::{self, Incoming, failed, gone, unless_gone},
+        incoming::{Incoming, gone, unless_gone},
         memory::Grant,
         peer::{Sink, SmbDirectSource, Source},
-        queue::{Piece, Queue},
         tcp,
     },
     stop::{Direction, Side, Stop},
@@ -44,6 +42,19 @@ const MAX_BUFFERED_READ_BYTES: u32 = u16::MAX as u32;
 /// Maximum number of pieces queued for a TCP server. Their memory is limited separately.
 const MAX_QUEUED_PIECES: usize = 64;
 
+/// A piece of the stream to a server on TCP. The data of a piece is fetched while pieces before it are sent.
+enum Piece {
+    /// A message of this many bytes begins.
+    Begin(usize),
+    /// Bytes of the message, with the memory that they hold.
+    Bytes(Message, Option<Grant>),
+    /// Bytes that an RDMA Read fetches from the memory of the client.
+    Fetched(Reading, Grant),
+}
+
+/// The pieces that wait to be sent. Their receiver lives as long as the task that adds them.
+type Queue = mpsc::Sender<Piece>;
+
 /// The direction from the client to the server.
 #[derive(Clone, Copy)]
 pub(crate) struct Requests<'a>(pub(crate) &'a Exchange<'a>);
@@ -52,151 +63,94 @@ impl Requests<'_> {
     /// Forwards requests until one side ends. Every complete request that the client sent before its end is sent to the
     /// server.
     pub(crate) async fn forward(self, from: &mut Source, to: &mut Sink) -> Stop {
-        let end = match (from, to) {
-            (Source::SmbDirect(client), Sink::SmbDirect(server)) => {
-                self.rdma_to_rdma(client, server).await
-            }
-            (Source::SmbDirect(client), Sink::Tcp(server)) => {
-                return self.rdma_to_tcp(client, server).await;
-            }
-            (Source::Tcp(client), Sink::SmbDirect(server)) => {
-                self.tcp_to_rdma(client, server).await
-            }
-            (Source::Tcp(client), Sink::Tcp(server)) => self.tcp_to_tcp(client, server).await,
+        let end = match to {
+            Sink::SmbDirect(server) => self.to_smb_direct(from, server).await,
+            Sink::Tcp(server) => self.to_tcp(from, server).await,
         };
         let Err(stop) = end;
         stop
     }
 
-    async fn rdma_to_rdma(
+    async fn to_smb_direct(
         self,
-        client: &mut SmbDirectSource,
+        from: &mut Source,
         server: &Connection,
     ) -> Result<Infallible, Stop> {
         loop {
-            let request = self.receive(client).await?;
-            let client = &client.connection;
-            let request = self.0.client_channel().request(request)?;
-            match request {
-                Request::Pass(request) => {
-                    self.0.traffic.passed();
-                    let request = Incoming::whole(Side::Client, request, client);
-                    self.offload(request, server).await?;
+            let request = self.0.receive(Direction::ToServer, from).await?;
+            let request = match request {
+                Incoming::Whole(request, client) => {
+                    let request = self.0.client_channel().request(request)?;
+                    match request {
+                        Request::Pass(request) => {
+                            self.0.traffic.passed();
+                            Incoming::Whole(request, client)
+                        }
+                        Request::Translated(parts) => {
+                            self.fetch_and_send(client, parts, server).await?;
+                            continue;
+                        }
+                    }
                 }
-                Request::Translated(parts) => self.fetch_and_send(client, parts, server).await?,
-            }
+                begun @ Incoming::Begun(_) => begun,
+            };
+            self.offload(request, server).await?;
         }
     }
 
-    /// Fetches the data of WRITEs while requests before them are sent.
-    async fn rdma_to_tcp(self, client: &mut SmbDirectSource, server: &mut tcp::Sink) -> Stop {
-        let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
-        let mut sending = pin!(self.send_pieces(waiting, server));
-        let queue = Queue(pieces);
-        let stop = tokio::select! {
-            end = self.rdma_to_queue(client, &queue) => {
-                let Err(stop) = end;
-                stop
-            }
-            sent = &mut sending => return sent.err().unwrap_or(Stop::Here),
+    async fn to_tcp(self, from: &mut Source, server: &mut tcp::Sink) -> Result<Infallible, Stop> {
+        let client = match from {
+            Source::SmbDirect(client) => client,
+            Source::Tcp(_) => loop {
+                let request = self.0.receive(Direction::ToServer, from).await?;
+                self.0.traffic.passed();
+                let passing = self.0.pass_to_tcp(Direction::ToServer, request, server);
+                passing.await?;
+            },
         };
-        drop(queue);
+        // The data of WRITEs is fetched while requests before them are sent.
+        let (queue, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
+        let mut sending = pin!(self.send_pieces(waiting, server));
+        let stop = tokio::select! {
+            end = self.to_queue(client, queue) => end,
+            sent = &mut sending => return Err(sent.err().unwrap_or(Stop::Here)),
+        };
         // The reason why receiving ended is more specific than the reason why sending fails.
         let _ = sending.await;
         stop
     }
 
-    async fn rdma_to_queue(
+    async fn to_queue(
         self,
         client: &mut SmbDirectSource,
-        queue: &Queue,
+        queue: Queue,
     ) -> Result<Infallible, Stop> {
         loop {
-            let request = self.receive(client).await?;
+            let request = self.0.receive_whole(Direction::ToServer, client).await?;
             let request = self.0.client_channel().request(request)?;
             match request {
                 Request::Pass(request) => {
                     self.0.traffic.passed();
                     let length = request.len();
                     let grant = self.0.request_memory(length).await;
-                    queue.put(Piece::Begin(length)).await;
-                    queue.put(Piece::Bytes(request, Some(grant))).await;
+                    put(&queue, Piece::Begin(length)).await;
+                    put(&queue, Piece::Bytes(request, Some(grant))).await;
                 }
                 Request::Translated(parts) => {
-                    self.fetch_in_pieces(&client.connection, parts, queue).await;
+                    self.fetch_in_pieces(&client.connection, parts, &queue)
+                        .await;
                 }
             }
         }
-    }
-
-    async fn tcp_to_rdma(
-        self,
-        client: &mut tcp::Source,
-        server: &Connection,
-    ) -> Result<Infallible, Stop> {
-        loop {
-            self.begin(client).await?;
-            let request = Incoming::begun(Side::Client, client);
-            self.offload(request, server).await?;
-        }
-    }
-
-    async fn tcp_to_tcp(
-        self,
-        client: &mut tcp::Source,
-        server: &mut tcp::Sink,
-    ) -> Result<Infallible, Stop> {
-        let (at_client, at_server) = (failed(Side::Client), failed(Side::Server));
-        let Exchange {
-            traffic, buffers, ..
-        } = self.0;
-        loop {
-            self.begin(client).await?;
-            traffic.passed();
-            let length = client.remaining();
-            traffic.forwarded(Direction::ToServer, length);
-            let mut before = Bytes::copy_from_slice(&tcp::header(length).map_err(&at_server)?);
-            while client.remaining() > 0 {
-                let piece = client.piece(length, buffers).await.map_err(&at_client)?;
-                let writing = server.write((&mut before).chain(piece.clone()));
-                writing.await.map_err(&at_server)?;
-                buffers.give_chunk(piece);
-            }
-        }
-    }
-
-    /// Receives the next request by SMB Direct.
-    async fn receive(self, client: &mut SmbDirectSource) -> Result<Message, Stop> {
-        self.0.check_serving()?;
-        let gone = gone(&client.connection);
-        unless_gone(gone, self.0.client_channel_room()).await?;
-        let request = client.recv(Side::Client).await?;
-        let head = incoming::head(&request, ServerChannel::REQUEST_HEAD);
-        self.0.traffic.received(Direction::ToServer, &head, None);
-        self.0.learn_client(&head);
-        drop(head);
-        Ok(request)
-    }
-
-    /// Receives the bytes of the next request by TCP that decide.
-    async fn begin(self, client: &mut tcp::Source) -> Result<(), Stop> {
-        self.0.check_serving()?;
-        let length = client.message(ServerChannel::REQUEST_HEAD).await;
-        let length = length.map_err(failed(Side::Client))?;
-        length.ok_or(Stop::Closed(Side::Client))?;
-        let (head, arrived) = (client.head(), Some(client.arrived()));
-        self.0.traffic.received(Direction::ToServer, head, arrived);
-        self.0.learn_client(head);
-        Ok(())
     }
 
     /// Queues the parts of a request, and starts RDMA Reads of the data of WRITEs.
     async fn fetch_in_pieces(self, client: &Connection, parts: Vec<Part>, queue: &Queue) {
         let length = parts.iter().map(Part::len).sum();
-        queue.put(Piece::Begin(length)).await;
+        put(queue, Piece::Begin(length)).await;
         for part in parts {
             match part {
-                Part::Bytes(bytes) => queue.put(Piece::Bytes(bytes.into(), None)).await,
+                Part::Bytes(bytes) => put(queue, Piece::Bytes(bytes.into(), None)).await,
                 Part::Remote { from, length } => {
                     let length = length as usize;
                     self.0.traffic.written_by_rdma(length);
@@ -205,7 +159,7 @@ impl Requests<'_> {
                         let grant = self.0.request_memory(region_size(size)).await;
                         let into = self.0.region(size);
                         let reading = client.read(&from, offset as u64, into);
-                        queue.put(Piece::Fetched(reading, grant)).await;
+                        put(queue, Piece::Fetched(reading, grant)).await;
                     }
                 }
             }
@@ -219,7 +173,6 @@ impl Requests<'_> {
         mut pieces: mpsc::Receiver<Piece>,
         server: &mut tcp::Sink,
     ) -> Result<(), Stop> {
-        let failed = failed(Side::Server);
         // Small pieces are sent together with the next one.
         let mut small = VecDeque::new();
         let mut missing = 0;
@@ -227,8 +180,7 @@ impl Requests<'_> {
             match piece {
                 Piece::Begin(length) => {
                     missing = length;
-                    let header = tcp::header(length).map_err(&failed)?;
-                    small.push_back(Bytes::copy_from_slice(&header));
+                    small.push_back(server.header(length)?);
                     self.0.traffic.forwarded(Direction::ToServer, length);
                 }
                 Piece::Bytes(message, grant) => {
@@ -238,16 +190,18 @@ impl Requests<'_> {
                         small.push_back(message.into_bytes());
                     } else {
                         let before: Message = small.drain(..).collect();
-                        server.write(before.chain(message)).await.map_err(&failed)?;
+                        server.write(before.chain(message)).await?;
                     }
                 }
                 Piece::Fetched(reading, _grant) => {
                     let read = self.0.traffic.window(reading).await;
-                    let buffer = read.map_err(|error| Stop::of_read(&error))?.freeze();
+                    let buffer = read
+                        .map_err(|error| Stop::of_transfer(&error.fault))?
+                        .freeze();
                     missing -= buffer.len();
                     let before: Message = small.drain(..).collect();
                     let whole = before.chain(buffer.clone());
-                    server.write(whole).await.map_err(&failed)?;
+                    server.write(whole).await?;
                     self.0.buffers.give_shared_region(self.0.id, buffer);
                 }
             }
@@ -293,7 +247,7 @@ impl Requests<'_> {
                 }
             }
         }
-        let message = Incoming::whole(Side::Client, whole.freeze().into(), client);
+        let message = Incoming::Whole(whole.freeze().into(), client);
         self.offload(message, server).await
     }
 
@@ -307,7 +261,7 @@ impl Requests<'_> {
         self.0.traffic.written_by_rdma(length as usize);
         let into = self.0.region(length as usize);
         let read = self.0.traffic.window(client.read(from, 0, into)).await;
-        read.map_err(|error| Stop::of_read(&error))
+        read.map_err(|error| Stop::of_transfer(&error.fault))
     }
 
     /// Forwards a request to a server with RDMA: a READ or WRITE with a channel to memory of the gateway, if that is
@@ -324,10 +278,10 @@ impl Requests<'_> {
                 check_length(length, server)?;
                 let mut _grant = None;
                 if message.is_arriving() {
-                    _grant = Some(message.memory_for_request(exchange, length).await?);
+                    _grant = Some(exchange.memory_for(&message, length).await?);
                     exchange.traffic.passed();
                 }
-                let message = message.rest(exchange).await?;
+                let message = exchange.rest(&mut message).await?;
                 if offload == Offload::Incomplete {
                     exchange.server_channel().request(&message, length)?;
                 }
@@ -342,16 +296,16 @@ impl Requests<'_> {
                     ));
                 }
                 let head = message.take(length).await?;
-                let grant = message
-                    .memory_for_request(exchange, region_size(to_read as usize))
+                let grant = exchange
+                    .memory_for(&message, region_size(to_read as usize))
                     .await?;
                 let buffer = exchange.region(to_read as usize);
                 let region = register(server, buffer, Access::REMOTE_WRITE, grant)?;
                 self.send_with_region(server, &head, length, region).await
             }
             Offload::Write { data } => {
-                let grant = message
-                    .memory_for_request(exchange, region_size(data.len()))
+                let grant = exchange
+                    .memory_for(&message, region_size(data.len()))
                     .await?;
                 let head = message.take(data.start).await?;
                 let mut buffer = exchange.region(data.len());
@@ -380,13 +334,17 @@ impl Requests<'_> {
 
     /// Sends a request to a server on SMB Direct. `length` is its length together with the data that moves by RDMA for it.
     async fn send(self, server: &Connection, request: Message, length: usize) -> Result<(), Stop> {
-        let sending = server.send(request);
-        let sending = sending.map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
-        // Count before the wait: the server may answer before this task continues.
-        self.0.traffic.forwarded(Direction::ToServer, length);
-        let sent = sending.await;
-        sent.map_err(|error| Stop::of(Side::Server, &error))
+        let sending = self
+            .0
+            .send(Direction::ToServer, server, request, None, length);
+        sending.await
     }
+}
+
+/// Adds a piece, after waiting for room.
+async fn put(queue: &Queue, piece: Piece) {
+    // The result is ignored: the receiver of the queue lives as long as this task.
+    let _ = queue.send(piece).await;
 }
 
 /// Returns the number of bytes of memory that a part needs for its fetched data.
