@@ -123,11 +123,14 @@ impl Control {
         let value = serde_json::from_slice(&line);
         value
             .map(Some)
-            .context("the other end does not speak as `smbdirect bench` does")
+            .context("the other end is not `smbdirect bench`")
     }
 
     fn answer(&mut self) -> Result<Answer> {
-        match self.receive()?.context("the other end hung up")? {
+        match self
+            .receive()?
+            .context("the other end closed the connection")?
+        {
             Answer::Failed { error } => {
                 bail!("the other end: {}", printable(&error))
             }
@@ -172,7 +175,7 @@ struct End {
     roce: Roce,
     runtime: Runtime,
     links: HashMap<u32, Connections>,
-    /// About how many bytes each link takes; kept by the far end only.
+    /// Approximate memory of each link in bytes. Only the far end records it.
     memory: HashMap<u32, u64>,
     /// Whether this is the near end, which gives the orders.
     active: bool,
@@ -212,7 +215,7 @@ impl End {
             }
             Kind::Loopback => {
                 let shared = self.setting.in_process.as_ref();
-                let shared = shared.context("loopback stays in the process")?;
+                let shared = shared.context("loopback works within one process only")?;
                 return Ok(shared.loopback.clone());
             }
         }
@@ -246,7 +249,7 @@ impl End {
             }
             Means::Channel => {
                 let shared = self.setting.in_process.as_ref();
-                let shared = shared.context("a channel stays in the process")?;
+                let shared = shared.context("a channel works within one process only")?;
                 let (near, far) = channel::pair();
                 let mut waiting = shared.channels.lock().expect("inserting does not panic");
                 waiting.insert(id, far);
@@ -390,11 +393,11 @@ impl Near {
                 let address = SocketAddr::new(self.far, port);
                 self.end.connect(id, &link, address)?
             }
-            _ => bail!("the other end answers something else"),
+            _ => bail!("the other end sent an unexpected answer"),
         };
         ensure!(
             matches!(self.control.answer()?, Answer::Opened),
-            "the other end answers something else"
+            "the other end sent an unexpected answer"
         );
         self.end.links.insert(id, connections);
         Ok(LinkId(id))
@@ -405,7 +408,7 @@ impl Near {
         self.control.send(&Order::Close { id: id.0 })?;
         ensure!(
             matches!(self.control.answer()?, Answer::Closed),
-            "the other end answers something else"
+            "the other end sent an unexpected answer"
         );
         // The tasks of closed connections end in one more turn of the runtime.
         self.end.runtime.block_on(tokio::task::yield_now());
@@ -426,7 +429,7 @@ impl Near {
             (far, _) => far?,
         };
         let Answer::Done(far) = far else {
-            bail!("the other end answers something else");
+            bail!("the other end sent an unexpected answer");
         };
         Ok((near?, far))
     }
@@ -439,7 +442,7 @@ impl Near {
         }
         self.control.send(&Order::Resident)?;
         let Answer::Resident { bytes } = self.control.answer()? else {
-            bail!("the other end answers something else");
+            bail!("the other end sent an unexpected answer");
         };
         Ok(near.zip(bytes).map(|(near, far)| near.saturating_add(far)))
     }
@@ -572,7 +575,7 @@ fn open(
         Means::Channel => {
             control.send(&Answer::Listening { port: 0 })?;
             let shared = end.setting.in_process.as_ref();
-            let shared = shared.context("a channel stays in the process")?;
+            let shared = shared.context("a channel works within one process only")?;
             let waiting = shared
                 .channels
                 .lock()

@@ -26,7 +26,7 @@ pub struct Work {
     pub kind: Operation,
     /// Bytes of a message or an operation.
     pub size: u32,
-    /// Most RDMA operations that have been started and are not done; 0 for messages.
+    /// Maximum number of RDMA operations in flight; 0 for messages.
     pub outstanding: u32,
     /// Whether data moves in both directions at the same time.
     pub both: bool,
@@ -65,7 +65,7 @@ impl Row {
         }
     }
 
-    /// Returns the work of the two ends, if the row is about that.
+    /// Returns the work of the two ends, or `None` for a row that measures something else.
     pub const fn work(&self) -> Option<&Work> {
         match self {
             Self::Work(work) => Some(work),

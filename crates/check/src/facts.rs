@@ -435,7 +435,7 @@ pub(crate) struct Measured {
     /// The adapter or the software; `TCP` for TCP.
     pub(crate) by: String,
     pub(crate) rates: Vec<Rate>,
-    /// Why nothing, or not everything, was measured.
+    /// The reason why rates are missing.
     pub(crate) failure: Option<String>,
     /// SMB2 credits that the server had granted while no request was outstanding.
     pub(crate) smb2_credits: u16,

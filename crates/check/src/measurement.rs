@@ -84,7 +84,7 @@ pub struct TransportSpeed {
     pub rates: Vec<Rate>,
     /// What limits large requests.
     pub limits: Vec<Limited>,
-    /// Why nothing, or not everything, was measured.
+    /// The reason why rates are missing.
     pub failure: Option<String>,
 }
 

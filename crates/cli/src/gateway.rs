@@ -170,9 +170,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mAs a service:\x1b[0m
   SIGTERM stops listening, waits until requests are answered (--drain-timeout), and ends. SIGHUP
-  reads --config again: services come and go, and what the manual names changes for sessions that
-  begin later; other changes need a restart, and are named. SIGUSR2 (Linux) starts the program again,
-  and the new process takes the clients that come; sessions go on for at most --drain-timeout.
+  reads --config again: it starts and removes services, and applies the settings that the manual lists
+  to later sessions. It names the changes that need a restart. SIGUSR2 (Linux) starts the program
+  again: the new process accepts new clients, and sessions continue for at most --drain-timeout.
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   READ and WRITE with a channel need no setting, on the client or on the server. They are

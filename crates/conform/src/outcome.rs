@@ -82,7 +82,7 @@ pub enum Stop {
     Unused {
         /// The message that was expected of the client.
         expected: &'static str,
-        /// What it did instead.
+        /// What the client did instead.
         seen: String,
     },
     /// The case cannot decide.

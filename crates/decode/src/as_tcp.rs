@@ -84,9 +84,9 @@ pub struct AsTcpSummary {
     pub copied_packets: u64,
 }
 
-/// Most connections that are kept; beyond that, those without events for longest are ended.
+/// Maximum number of connections that are kept. Beyond it, the connection without events for the longest time is ended.
 const MAX_CONNECTIONS: usize = 8192;
-/// Most bytes that all connections hold. A connection that exceeds it gives up what it waits for.
+/// Maximum number of bytes that all connections hold. A connection that exceeds it gives up what it waits for.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl<W: Write> AsTcp<W> {

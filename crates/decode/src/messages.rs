@@ -97,7 +97,7 @@ struct Placing {
     began: Position,
 }
 
-/// Most Reads outstanding in one direction, the largest depth of 14 bits.
+/// Maximum number of Reads outstanding in one direction, the largest depth of 14 bits.
 const MAX_READS: usize = 1 << 14;
 const DDP_RESERVED: u8 = 0x3c;
 
@@ -515,7 +515,7 @@ impl State {
         if !header.last {
             self.directions[side].sending = Some(sending);
             if !faults.is_empty() {
-                let note = "a segment of a message that goes on";
+                let note = "a segment of a message that continues";
                 self.emit(side, (EventKind::Note { note }, faults), sink);
             }
             return;
@@ -613,7 +613,7 @@ fn check_terminate(terminate: &Terminate, faults: &mut Vec<Broken>) {
     let (code, swapped) = (terminate.code(), terminate.code_of_siw());
     if code.meaning().is_none() && swapped.meaning().is_some() {
         let how = format!(
-            "layer and error type in each other's place, for {}/{}/{}",
+            "layer and error type are swapped, for {}/{}/{}",
             swapped.layer, swapped.error_type, swapped.error_code
         );
         faults.push(broken("RDMAP-19", how));

@@ -229,7 +229,7 @@ impl Streams {
         self.roce.finish(&mut out);
     }
 
-    /// Returns whether a packet is of SMB over TCP. A connection to its port is, unless it is one of iWARP.
+    /// Returns whether a packet is of SMB over TCP: it is to or from the port of SMB, and its connection is not iWARP.
     fn is_of_plain_smb(&self, segment: &Segment<'_>) -> bool {
         let is_of = |port: &u16| {
             let ends = [segment.head.from, segment.head.to];

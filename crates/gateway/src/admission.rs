@@ -1,4 +1,4 @@
-//! Who may come in: clients and how they are recognised, PROXY headers, refusals and their lines in the log.
+//! Admission of clients: how they are recognised, PROXY headers, refusals and their lines in the log.
 
 pub(crate) mod clients;
 pub(crate) mod proxy_header;

@@ -99,8 +99,8 @@ impl Gateway {
         self.sessions.spawn(admitted.run());
     }
 
-    /// Stops listening, because another process has the listening sockets now. The sessions go on, also those of clients
-    /// that have connected before. Returns when all of them have ended or the drain timeout has passed; [`end`](Self::end)
+    /// Stops listening, because another process has the listening sockets now. The sessions continue, also those of
+    /// clients that connected before. Returns when all of them have ended or the drain timeout has passed; [`end`](Self::end)
     /// follows.
     pub async fn be_succeeded(&mut self) {
         self.phase.send_replace(Phase::Succeeded);

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Serving,
-    /// Another process accepts the clients that come now, and sessions go on.
+    /// Another process accepts new clients, and the sessions of this one continue.
     Succeeded,
     /// No further request is taken from a client, and a session ends when its requests are answered.
     Draining,

@@ -193,7 +193,7 @@ impl Session {
             () = self.phases.reached(Phase::Ending) => Stop::Here,
             () = self.state.ended() => Stop::Ended,
             () = seat.server.given_up() => {
-                let what = "neither its checks nor its sessions have an answer, so they end";
+                let what = "its checks and its sessions get no answers, so its sessions end";
                 Stop::Failed(Side::Server, what.into())
             }
         }

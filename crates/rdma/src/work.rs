@@ -401,7 +401,7 @@ pub enum ProviderErrorKind {
     Refused,
     /// The host of the address runs no provider of this kind: it answers that the UDP port of RoCE is closed.
     PortUnreachable,
-    /// The listener turned the connection away. The description has its reason, if the protocol carries one.
+    /// The listener refused the connection. The description has its reason, if the protocol carries one.
     Rejected,
     /// The peer did not answer in time.
     TimedOut,

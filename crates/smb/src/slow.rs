@@ -48,7 +48,7 @@ causes! {
         "An end has too few SMB Direct send credits, so its peer posts too few receives.",
         [
             ["Linux client", "echo 255 > /proc/fs/cifs/smbd_receive_credit_max, then mount again"],
-            ["Linux server", "ksmbd has a fixed number of 255; a newer kernel grants it at once"],
+            ["Linux server", "ksmbd has a fixed number of 255; a newer kernel grants all of it immediately"],
             ["Windows", "the adapter's queue pairs are too small: update its driver and firmware"],
             ["Samba", "smbdirect gateway --receive-credit-max 255"],
         ];
@@ -117,7 +117,7 @@ causes! {
             ["Linux", "ethtool -S ETH | grep -i -e drop -e discard -e crc; replace the cable or transceiver"],
             ["Windows", "Get-NetAdapterStatistics; Enable-NetQosFlowControl -Priority 3 for RoCE, and the same in the switch"],
             ["switch", "for RoCE priority flow control or ECN; for iWARP larger buffers"],
-            ["long path", "modprobe tcp_bbr; sysctl -w net.ipv4.tcp_congestion_control=bbr at the sender: it keeps its window"],
+            ["long path", "modprobe tcp_bbr; sysctl -w net.ipv4.tcp_congestion_control=bbr at the sender: bbr does not halve the window at a loss"],
         ];
     MtuBlackHole, "mtu_black_hole",
         "Large packets never arrive: a link of the path has a smaller MTU and does not say so.",

@@ -34,7 +34,7 @@ pub enum Error {
     Answer {
         /// The request.
         command: Command,
-        /// What is wrong.
+        /// The fault of the answer.
         fault: &'static str,
     },
     /// The server or the share asks for encryption, and the session has no key for it: it is a guest's or
@@ -42,7 +42,7 @@ pub enum Error {
     #[error("it asks for encryption, and this session has no key")]
     NoKey,
     /// The path is below a link of DFS, which leads to another place.
-    #[error("it is behind a DFS link, which leads to {}", .0.as_deref().unwrap_or("a place that the server does not name"))]
+    #[error("it is behind a DFS link, which leads to {}", .0.as_deref().unwrap_or("a target that the server does not name"))]
     DfsLink(
         /// `//SERVER/SHARE/PATH`, if the server names it.
         Option<String>,

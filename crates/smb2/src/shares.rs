@@ -23,7 +23,7 @@ use crate::{
     share::Share,
 };
 
-/// Most bytes of an answer, all its fragments together: 5000 shares with long descriptions.
+/// Maximum number of bytes of an answer, all its fragments together: 5000 shares with long descriptions.
 const MOST_BYTES: usize = 1 << 20;
 /// Bytes of one READ of the pipe: one credit, and a message that every server sends.
 const READ_BYTES: u32 = 65_536;
@@ -156,7 +156,7 @@ fn parse(stub: &[u8]) -> Result<Vec<ShareInfo>, Error> {
     })
 }
 
-/// What is wrong with a list.
+/// The fault of a list of shares.
 enum Wrong {
     Fault(&'static str),
     Short,

@@ -24,13 +24,13 @@ use crate::{
     rdma::runtime::MSG_NOSIGNAL,
 };
 
-/// Most parts of a message in one write.
+/// Maximum number of parts of a message in one write.
 const MAX_SLICES_PER_WRITE: usize = 64;
 
 /// Least free space in the buffer for each read from the socket, in bytes.
 const MIN_READ_LENGTH: usize = 64 * 1024;
 
-/// Most reads from the socket when the runtime ends. The limit is needed because a program could write without
+/// Maximum number of reads from the socket when the runtime ends. The limit is needed because a program could write without
 /// end.
 const MAX_LAST_READS: usize = 64;
 
@@ -176,7 +176,7 @@ async fn write_part(socket: &mut OwnedWriteHalf, length: u32, message: Message) 
     Ok(())
 }
 
-/// What the program writes. Dropping this value sends the whole frames that were written, and closes the connection.
+/// The direction from the program to the connection. Dropping this value sends the whole frames that were written, and closes the connection.
 struct Program {
     connection: Connection,
     socket: OwnedReadHalf,

@@ -72,7 +72,7 @@ pub enum Cause {
 /// The reason why there is no connection, and what to try.
 #[derive(Debug)]
 pub struct Unconnected {
-    /// What it says about the peer.
+    /// What the failure says about the peer.
     pub cause: Cause,
     /// The reason for people.
     pub error: anyhow::Error,
@@ -198,11 +198,13 @@ async fn explain_iwarp(
         ),
         ConnectFault::Negotiation(ConnectionError::Provider(error)) => {
             anyhow!(
-                "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
+                "{address} closed the connection during the negotiation of SMB Direct: {error}; its log may say why"
             )
         }
         ConnectFault::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
-            anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
+            anyhow!(
+                "{address} closed the connection during the negotiation of SMB Direct; its log may say why"
+            )
         }
         ConnectFault::Negotiation(error) => {
             anyhow!("SMB Direct was not negotiated with {address}: {error}")
@@ -310,7 +312,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
                  port and the kind of RDMA: this end uses iWARP"
             ),
         ),
-        ProviderErrorKind::Rejected => anyhow!("{address} turned the connection away: {what}"),
+        ProviderErrorKind::Rejected => anyhow!("{address} refused the connection: {what}"),
         ProviderErrorKind::Address => {
             anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
         }

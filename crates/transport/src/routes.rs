@@ -1,5 +1,5 @@
-//! Whether the answers of a server to its clients come to this machine, as a connection from the address of a client
-//! needs (IP_TRANSPARENT): the kernel is asked for the route of such a packet, and none is sent.
+//! Asks the kernel whether the answers of a server to its clients come to this machine, which connections from the address
+//! of a client (IP_TRANSPARENT) need. No packet is sent.
 
 mod netlink;
 
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use netlink::{Netlink, interface, interface_name, is_local, is_rule_for, mark, table};
 use netlink_packet_route::{IpProtocol, route::RouteAttribute};
 
-/// What the answers of a server lack to come to this machine.
+/// The rules and routes that are missing so that the answers of a server come to this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRoutes {
     /// The server.

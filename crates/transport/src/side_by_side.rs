@@ -61,7 +61,7 @@ fn poll_any<T, F: Future<Output = T>>(
     Poll::Pending
 }
 
-/// Returns the addresses with the two families by turns, beginning with the family that the system put first.
+/// Returns the addresses with the two families alternately, beginning with the family that the system put first.
 fn by_turns(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let begins_with_ipv6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut one, mut other): (Vec<_>, Vec<_>) = addresses

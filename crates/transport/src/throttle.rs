@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Shortest time between two warnings of one kind.
 const WARNING_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Decides when a warning that may repeat often is logged: at once, and then at most once a minute.
+/// Limits a warning that may repeat often: the first is logged immediately, and then one a minute at most.
 #[derive(Clone, Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,

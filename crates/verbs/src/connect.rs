@@ -129,7 +129,7 @@ async fn expect_event(
             if refused {
                 ProviderError::new(ProviderErrorKind::Refused, "connecting: connection refused")
             } else {
-                let what = "the listener turned the connection away";
+                let what = "the listener refused the connection";
                 ProviderError::new(ProviderErrorKind::Rejected, what)
             }
         }
@@ -152,9 +152,10 @@ async fn expect_event(
                 unknown
             }
         },
-        ffi::RDMA_CM_EVENT_DISCONNECTED => {
-            ProviderError::new(ProviderErrorKind::Reset, "connecting: the peer hung up")
-        }
+        ffi::RDMA_CM_EVENT_DISCONNECTED => ProviderError::new(
+            ProviderErrorKind::Reset,
+            "connecting: the peer closed the connection",
+        ),
         ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => local_error("connecting: the RDMA device was removed"),
         kind => local_error(&format!(
             "connecting: unexpected event {kind} of the connection manager"

@@ -136,7 +136,7 @@ fn send_all(stream: &TcpStream, burst: &Burst, source: &[u8]) -> Result<()> {
 fn write(mut stream: &TcpStream, mut bytes: &[u8], burst: &Burst) -> Result<()> {
     while !bytes.is_empty() {
         let written = again(burst, || stream.write(bytes))?;
-        ensure!(written > 0, "the connection takes no more");
+        ensure!(written > 0, "the connection accepts no more data");
         bytes = &bytes[written..];
     }
     Ok(())
@@ -145,7 +145,7 @@ fn write(mut stream: &TcpStream, mut bytes: &[u8], burst: &Burst) -> Result<()> 
 fn write_batch(mut stream: &TcpStream, mut batch: &mut [IoSlice<'_>], burst: &Burst) -> Result<()> {
     while !batch.is_empty() {
         let written = again(burst, || stream.write_vectored(batch))?;
-        ensure!(written > 0, "the connection takes no more");
+        ensure!(written > 0, "the connection accepts no more data");
         IoSlice::advance_slices(&mut batch, written);
     }
     Ok(())

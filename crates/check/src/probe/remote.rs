@@ -24,7 +24,7 @@ use crate::{
 
 /// Longest time for the name of the server.
 const NAME_TIMEOUT: Duration = Duration::from_secs(8);
-/// Most addresses of a server that are tried: each can take the longest time for TCP and RDMA CM.
+/// Maximum number of addresses of a server that are tried: each can take the longest time for TCP and RDMA CM.
 const MAX_ADDRESSES: usize = 4;
 /// The port of SMB Direct over iWARP.
 const IWARP_PORT: u16 = Fabric::Iwarp.port();

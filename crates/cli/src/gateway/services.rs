@@ -310,7 +310,7 @@ impl Services {
         let services = self.running.values().map(|running| &running.service);
         let open = services.map(|service| service.open()).sum();
         self.report.line(format_args!(
-            "process {process} takes the clients that come now; {} of this process may go on",
+            "process {process} accepts new clients; {} of this process may continue",
             report::plural(open, "session")
         ));
         self.report.event(&Event::Upgraded { process, open });

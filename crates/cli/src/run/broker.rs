@@ -262,7 +262,7 @@ impl Connector {
 
     async fn relay(&self, connection: &Connection, socket: TcpStream) {
         if let Err(error) = socket.set_nodelay(true) {
-            debug!(%error, "small messages may wait");
+            debug!(%error, "TCP_NODELAY is not set; small messages may be delayed");
         }
         relay(connection, socket, self.end.subscribe()).await;
     }

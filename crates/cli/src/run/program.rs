@@ -105,7 +105,7 @@ pub(super) fn forbid_tcp(ports: &[u16]) {
         Ok(())
     };
     if let Err(error) = restrict() {
-        debug!(%error, "processes without the library are not kept from TCP");
+        debug!(%error, "processes without the library can still connect by TCP");
     }
 }
 

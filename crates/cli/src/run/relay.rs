@@ -37,7 +37,7 @@ const LEFT_BEHIND_LIMIT: Duration = Duration::from_secs(5);
 /// Number of bytes of the program's stream that are read ahead.
 const READ_AHEAD_BYTES: usize = 64 << 10;
 
-const CUT_OFF: &str = "it hung up in the middle of a message";
+const CUT_OFF: &str = "it closed the connection in the middle of a message";
 
 /// Moves messages until both directions have ended, and closes the connection. `end` becomes true when the program has
 /// ended.
@@ -90,7 +90,7 @@ pub(super) async fn relay(
             // The program has ended, and its last messages are sent.
             sleep(MAX_CHECK_INTERVAL).await;
         }
-        warn!(peer = %connection.peer_addr(), "a connection that the program has left open is cut off");
+        warn!(peer = %connection.peer_addr(), "the program has ended; a connection that it left open is closed");
     };
     tokio::select! {
         () = sending => {}

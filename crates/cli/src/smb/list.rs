@@ -56,7 +56,7 @@ enum Event<'a> {
     Share { name: &'a str, comment: String },
 }
 
-/// Most columns of the name of a share.
+/// Maximum number of columns of the name of a share.
 const MAX_NAME_WIDTH: usize = 80;
 /// 1970 in a FILETIME.
 const UNIX_EPOCH: u64 = 116_444_736_000_000_000;

@@ -101,7 +101,7 @@ impl Put {
             Stopped::Interrupted => {
                 let place = report::printable(&self.place.to_string());
                 let notice = format!(
-                    "the server has not answered: what was at {place} is unchanged, and a new file there is empty, or \
+                    "the server has not answered: an old file at {place} is unchanged, and a new file there is empty, or \
                      the server deletes it"
                 );
                 after(notice, stopped)
@@ -146,7 +146,7 @@ impl Put {
         let known = if target.is_new {
             format!("if {place} exists, it is complete")
         } else {
-            format!("{place} has all bytes, and maybe its old ones after them")
+            format!("{place} has all new bytes; bytes of the old file may follow them")
         };
         let notice = format!("the server did not confirm the end; {known}");
         Err(after(notice, stopped))

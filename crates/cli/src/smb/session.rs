@@ -336,7 +336,7 @@ fn explain_any(error: &Error, about: &str) -> Option<anyhow::Error> {
         Error::Connection(cause) => anyhow!("{about}: {}", transport::explain_end(cause)),
         Error::NoAnswer(_) => anyhow!("{about}: {error}; {CURE_FOR_NO_ANSWER}"),
         Error::Status { status, .. } if FULL.contains(&status.0) => anyhow!(
-            "{about}: the server has as many clients as it takes ({error}); try again later, or raise its limit \
+            "{about}: the server has reached its limit of clients ({error}); try again later, or raise its limit \
              (Samba: `max connections`)"
         ),
         _ => return None,
@@ -350,7 +350,7 @@ fn explain_start(error: &Error, address: &Address) -> Option<anyhow::Error> {
             command: Command::Negotiate,
             ..
         } => Some(anyhow!(
-            "{address} has no way of SMB in common with this client ({error}); allow SMB 2.0.2 or later there, and with \
+            "{address} has no SMB dialect or signing algorithm in common with this client ({error}); allow SMB 2.0.2 or later there, and with \
              SMB 3.1.1 signing by AES-CMAC or AES-GMAC, not by HMAC-SHA256 alone"
         )),
         Error::Connection(cause) => {
@@ -375,13 +375,13 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
     let status = error.status();
     if status == Some(NTLM_BLOCKED) {
         return anyhow!(
-            "{address} takes no passwords: NTLM is off there ({error}); log in with --kerberos"
+            "{address} accepts no passwords: NTLM is off there ({error}); log in with --kerberos"
         );
     }
     let is_guest = user.is_empty() || user.eq_ignore_ascii_case("guest");
     if status == Some(NtStatus::ACCESS_DENIED) && is_guest {
         return anyhow!(
-            "{address} takes no guests, or requires encryption ({error}): {NO_GUESTS}; give --user USER"
+            "{address} accepts no guests, or requires encryption ({error}): {NO_GUESTS}; give --user USER"
         );
     }
     if status == Some(NtStatus::ACCESS_DENIED) {
@@ -537,7 +537,7 @@ mod tests {
                 explain_path(status(Command::Create, code), &place),
             ] {
                 let text = explained.to_string();
-                assert!(text.contains("as many clients as it takes"), "{text}");
+                assert!(text.contains("reached its limit of clients"), "{text}");
             }
         }
     }

@@ -179,7 +179,8 @@ fn remote_end_survives_invalid_orders() {
     let done = serving.terminate().succeeded();
     assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 7);
     assert!(
-        done.stdout.contains("does not speak as `smbdirect bench`"),
+        done.stdout
+            .contains("the other end is not `smbdirect bench`"),
         "{done:?}"
     );
 }
@@ -203,7 +204,7 @@ fn no_end_or_another_service_elsewhere() {
         }
     });
     run(&["bench", &address])
-        .failed(1, "the other end does not speak as `smbdirect bench` does")
+        .failed(1, "the other end is not `smbdirect bench`")
         .one_line();
 }
 

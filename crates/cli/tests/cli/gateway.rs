@@ -346,7 +346,7 @@ async fn partial_message_is_not_forwarded() {
         assert_eq!(server.receive().await, None);
         assert_eq!(
             ended(&mut gateway),
-            "client: it hung up in the middle of a message"
+            "client: it closed the connection in the middle of a message"
         );
         // The same for messages from the server.
         let (mut gateway, mut client, mut server) = through(to, Tcp, &[]).await;
@@ -359,7 +359,7 @@ async fn partial_message_is_not_forwarded() {
         assert_eq!(client.receive().await, None);
         assert_eq!(
             ended(&mut gateway),
-            "server: it hung up in the middle of a message"
+            "server: it closed the connection in the middle of a message"
         );
     }
 }

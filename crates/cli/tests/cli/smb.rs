@@ -304,7 +304,7 @@ fn a_put_that_is_interrupted_while_it_creates_or_keeps_the_file_ends_soon() {
     };
     write_noise(server.root.path(), "file", 100_000);
     for (silent, says) in [
-        (CREATE, "the server has not answered: what was at //"),
+        (CREATE, "the server has not answered: an old file at //"),
         (WRITE, "the server deletes the unfinished //"),
         (CLOSE, "stored exists, it is complete"),
     ] {

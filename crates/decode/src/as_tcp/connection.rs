@@ -58,9 +58,9 @@ enum Item {
     },
 }
 
-/// Most things that wait behind a WRITE whose data is not known.
+/// Maximum number of events that wait for a WRITE whose data is not known yet.
 const MAX_QUEUED: usize = 4096;
-/// Most bytes of messages that wait so.
+/// Maximum number of bytes of messages that wait for such a WRITE.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// Bytes of a message of the communication manager, without the headers below it.
 const CM_BYTES: usize = 256;

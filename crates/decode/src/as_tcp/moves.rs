@@ -52,11 +52,11 @@ struct Place {
     length: u32,
 }
 
-/// Most requests with a channel that wait for their answer, the largest number of credits of Windows and Samba.
+/// Maximum number of requests with a channel that wait for their answer: the most credits that Windows and Samba grant.
 const MAX_REQUESTS: usize = 8192;
-/// Most descriptors of these requests.
+/// Maximum number of descriptors of these requests.
 const MAX_PLACES: usize = 65_536;
-/// Most Reads of a server that wait for their response. Adapters have up to 256 outstanding.
+/// Maximum number of Reads of a server that wait for their response. Adapters have up to 256 outstanding.
 const MAX_READS: usize = 256;
 /// The memory that a request, a descriptor or a piece of data takes in addition to its bytes, roughly.
 const OVERHEAD: usize = 128;

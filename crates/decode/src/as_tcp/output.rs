@@ -3,8 +3,8 @@
 //!
 //! The output is no longer than the packets that were read and the data that RDMA moved, whatever a capture contains. A
 //! message takes the place of the packet that completed it, and data that is put back that of the packets that moved it.
-//! What only makes the output easier to read, such as handshakes and acknowledgements, is paid for by a surplus: packets
-//! without messages, and data that moved, which was read as well.
+//! Handshakes and acknowledgements, which only make the output easier to read, are written as long as the bytes read
+//! exceed the bytes written.
 
 use std::{
     borrow::Cow,

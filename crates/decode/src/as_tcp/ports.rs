@@ -14,9 +14,9 @@ pub(super) struct Ports {
     taken: HashSet<(SocketAddr, IpAddr)>,
 }
 
-/// Most ports that are remembered.
+/// Maximum number of ports that are remembered.
 const MAX_TAKEN: usize = 1 << 16;
-/// Most ports that are tried for a connection.
+/// Maximum number of ports that are tried for a connection.
 const MAX_TRIES: u16 = 64;
 
 impl Ports {

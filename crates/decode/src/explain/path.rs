@@ -76,8 +76,8 @@ impl Sending {
     }
 }
 
-/// How many bytes an end sends in half a round trip. That shows its congestion window wherever the capture is: bytes in
-/// flight are known only at the sender.
+/// Bytes that an end sends in half a round trip. They show its congestion window wherever the capture was made; the bytes
+/// in flight are known only at the sender.
 #[derive(Debug, Default)]
 struct Flight {
     since: u64,
@@ -118,7 +118,7 @@ pub(super) struct Signs {
     pub(super) marks: Vec<(u64, What)>,
 }
 
-/// If one packet of so many is there twice, the capture has been merged from two.
+/// If at least one packet in this many is in the capture twice, two captures have been merged.
 const MERGED_PART: u64 = 4;
 /// Copies that a switch or an interface makes are closer to each other, in nanoseconds.
 const MERGED_TIME: u64 = 50_000;

@@ -4,8 +4,8 @@
 //! waited for missing bytes is known late, so marks arrive out of order: the last ones are kept, sorted, and
 //! settled when there are too many. Between two marks nothing changes, and the interval counts for one phase.
 //!
-//! Time in which requests are in the server is not certain before one of them is answered: it waits in [`Waits`]. If the
-//! answer cannot be seen, the time is not seen either.
+//! An interval in which requests are in the server stays in [`Waits`] until one of them is answered. If the capture lacks
+//! the answer, the interval counts as not seen.
 
 use std::collections::BTreeSet;
 
@@ -64,7 +64,7 @@ pub(super) enum What {
     Loss { begins: bool, is_black_hole: bool },
     /// The window of a receiver.
     Window(Window),
-    /// A buffer of an end may limit what a round trip carries to so many bytes, or no longer does.
+    /// A buffer of an end may limit a round trip to `bytes`, or no longer limits it.
     Limited {
         by: Buffer,
         bytes: u64,
@@ -113,7 +113,7 @@ pub(super) enum Stage {
     Unanswered,
 }
 
-/// What a request asks for.
+/// Kind and size of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
     pub(super) size: u32,
@@ -167,7 +167,8 @@ pub(super) struct Timeline {
     pub(super) account: Account,
 }
 
-/// An acknowledgement that came after [`DELAYED_ACKNOWLEDGEMENT`]. If its peer sends data at once, that waited for it.
+/// An acknowledgement that came after [`DELAYED_ACKNOWLEDGEMENT`]. Data that its receiver sends immediately has waited
+/// for it.
 #[derive(Clone, Copy, Debug)]
 struct LateAcknowledgement {
     from: Role,

@@ -34,7 +34,8 @@ const PAUSES_OF_BUSY_END: u64 = 8;
 const SLOW_LOGIN: u64 = 1_000_000_000;
 /// A connection of the same ends that begins after another one has ended, this often, is a cause.
 const MIN_RECONNECTS: usize = 2;
-/// A slow connection beside a fast one has at least this many requests, and is slow for this share of its time.
+/// A connection that is much slower than another one has at least this many requests, and is slow for this share of its
+/// time.
 const MIN_REQUESTS: u64 = 8;
 const SLOW_SHARE: f64 = 0.5;
 
@@ -46,7 +47,7 @@ struct Named {
     figures: String,
 }
 
-/// Returns what makes the connections slow: those with most of the data, and slow ones beside them. Without a clock that
+/// Returns the causes of slowness of the connections with most of the data, and of much slower ones. Without a clock that
 /// `is_usable`, no cause is named.
 pub(super) fn verdict(connections: &BTreeMap<u32, Connection>, is_usable: bool) -> Verdict {
     let streams = main_streams(connections);
@@ -195,7 +196,7 @@ fn address(end: End) -> Option<SocketAddr> {
     }
 }
 
-/// Returns the slowest connection with little data beside those with most of it, if an end or the path is to blame.
+/// Returns the slowest of the connections with little data, if an end or the path is the cause.
 fn slow_connection(mains: &[u32], connections: &BTreeMap<u32, Connection>) -> Option<Named> {
     let others = connections.iter().filter(|(stream, connection)| {
         !mains.contains(stream)

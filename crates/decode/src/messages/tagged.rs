@@ -80,7 +80,7 @@ impl State {
             self.check_response(side, &placing, &mut faults);
             self.finish_placing(side, faults, sink);
         } else if !faults.is_empty() {
-            let note = "a segment of a message that goes on";
+            let note = "a segment of a message that continues";
             self.emit(side, (EventKind::Note { note }, faults), sink);
         }
     }

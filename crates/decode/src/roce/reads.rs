@@ -49,7 +49,7 @@ pub(super) enum Response {
     Unknown,
 }
 
-/// Most Reads outstanding in one direction: Responder Resources has 8 bits.
+/// Maximum number of Reads outstanding in one direction: Responder Resources has 8 bits.
 const MAX_READS: usize = 256;
 /// Packets of the connection for which the missing packets of a response may be late.
 const LATE_PACKETS: u32 = 64;

@@ -81,8 +81,8 @@ struct Request {
     asked: Instant,
 }
 
-/// Most requests of a session that are timed at once: more than clients have outstanding. Further ones are not timed, so
-/// that a client without respect for credits takes no memory, and the search stays short.
+/// Maximum number of requests of a session that are timed at the same time: more than clients have outstanding. Further
+/// ones are not timed, so that a client without respect for credits takes no memory, and the search stays short.
 const MAX_TIMED: usize = 1024;
 
 impl State {

@@ -67,7 +67,7 @@ mod linux {
 
     use super::ThreadStatus;
 
-    /// Reads the processor time of each thread of this process. Those that cannot be read are left out.
+    /// Reads the processor time of each thread of this process. Threads that cannot be read are left out.
     pub(super) fn threads() -> Vec<ThreadStatus> {
         let ticks = clock_ticks_per_second() as f64;
         let entries = fs::read_dir("/proc/self/task").into_iter().flatten();

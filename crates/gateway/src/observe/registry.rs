@@ -334,7 +334,7 @@ fn server_families<'a>(
     ]
 }
 
-/// Adds samples to a family. Those of two services with the same name are one sample, their sum.
+/// Adds samples to a family. Two services with the same name have one sample, their sum.
 fn add_samples(family: &mut Family, samples: Vec<Sample>) {
     for sample in samples {
         let same = |other: &&mut Sample| other.labels == sample.labels;

@@ -51,7 +51,7 @@ impl Socket {
             && let Err(error) = path.take()
         {
             let path = path.wanted.display();
-            warn!(%error, "nobody can connect to {path}");
+            warn!(%error, "no client can connect to {path}");
         }
     }
 

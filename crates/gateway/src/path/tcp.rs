@@ -47,7 +47,7 @@ pub(crate) enum Fault {
     #[error("{}", text::plain(.0))]
     Io(#[from] io::Error),
     /// The stream ended within a message.
-    #[error("it hung up in the middle of a message")]
+    #[error("it closed the connection in the middle of a message")]
     CutOff,
     /// The rest of a message did not arrive within the stall limit.
     #[error("it has sent nothing for {} in the middle of a message", text::time(*.0))]
@@ -504,7 +504,7 @@ mod tests {
         for bytes in [&[0][..], &[0, 0, 0], &[0, 0, 0, 100], &[0, 0, 0, 100, 1]] {
             let (messages, last) = all(bytes, bytes.len()).await;
             assert!(messages.is_empty());
-            let cut_off = "client: it hung up in the middle of a message";
+            let cut_off = "client: it closed the connection in the middle of a message";
             assert_eq!(last.to_string(), cut_off, "{bytes:?}");
         }
     }

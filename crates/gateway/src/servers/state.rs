@@ -136,10 +136,10 @@ pub(crate) struct State {
     pub(crate) is_given_up: bool,
     /// Whether anything is known. If not, the first check alone decides about new clients.
     pub(crate) is_known: bool,
-    /// When it began to take clients again, if it did not before.
+    /// Time at which the server began to take clients again.
     pub(crate) up_since: Option<Instant>,
     pub(crate) slow_start: Duration,
-    /// What was wrong in the last check.
+    /// The fault that the last check found.
     pub(crate) fault: Option<String>,
 }
 

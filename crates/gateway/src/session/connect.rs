@@ -1,4 +1,4 @@
-//! How a session gets its server: who the client is, which server it goes to, and the connection to it.
+//! Identifies the client of a session, chooses its server, and connects to it.
 
 use std::{
     net::SocketAddr,

@@ -97,7 +97,7 @@ pub enum Event<'a> {
         /// The server, as the settings name it.
         server: &'a str,
     },
-    /// A server gets no new clients, because its checks fail. Its sessions go on.
+    /// A server gets no new clients, because its checks fail. Its sessions continue.
     ServerDown {
         /// The server, as the settings name it.
         server: &'a str,

@@ -65,7 +65,7 @@ pub struct SessionStatus {
     pub carried: Carried,
     /// The numbers of its SMB Direct connections: to the client, and to the server.
     pub connections: [Option<u64>; 2],
-    /// What it has waited for; `None` if its messages are encrypted or compressed.
+    /// Time of the session by what it waited for; `None` if its messages are encrypted or compressed.
     pub waited: Option<Waited>,
 }
 

@@ -180,7 +180,7 @@ async fn the_sessions_of_a_server_that_fails_end_and_go_elsewhere() {
         let closed = event(&mut gateway, "closed");
         assert_eq!(
             closed["ended"],
-            "server: neither its checks nor its sessions have an answer, so they end"
+            "server: its checks and its sessions get no answers, so its sessions end"
         );
         assert_eq!(closed["server_name"], node.address.to_string());
         assert_eq!(name_of_server(&mut other).await, others, "others go on");

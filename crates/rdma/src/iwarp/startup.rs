@@ -78,13 +78,13 @@ pub(super) struct Agreement {
 /// The reason why a Reply does not lead to a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum ReplyFault {
-    #[error("the peer turned the connection away{}", told(.0))]
+    #[error("the peer refused the connection{}", told(.0))]
     Rejected(Bytes),
     #[error("the peer answered with MPA revision {0}")]
     Revision(u8),
     #[error("the peer wants MPA markers")]
     Markers,
-    #[error("the peer wants {ord} RDMA Reads outstanding, {ird} are served")]
+    #[error("the peer requests {ord} outstanding RDMA Reads; this end serves {ird}")]
     InsufficientIrd { ord: u16, ird: u16 },
     #[error("the peer accepts no ready-to-receive frame that was offered")]
     NoRtr,

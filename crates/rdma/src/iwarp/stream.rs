@@ -122,7 +122,7 @@ impl Stream {
         }
     }
 
-    /// Queues `work`. [`prepare`](Self::prepare) makes the FPDUs that this call does not make.
+    /// Queues `work`. A later [`prepare`](Self::prepare) makes its FPDUs if this call does not.
     ///
     /// # Panics
     /// Panics on a Read, a Write or a Send of 4 GiB or more, and on a Read if `max_outbound_reads`

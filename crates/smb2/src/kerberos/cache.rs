@@ -13,7 +13,7 @@ use smb2::auth::kerberos::ccache::{CCache, CcacheCredential, CcachePrincipal};
 
 use super::error::KerberosError;
 
-/// Most bytes of a cache: hundreds of tickets.
+/// Maximum number of bytes of a cache: hundreds of tickets.
 const MOST_BYTES: u64 = 1 << 20;
 const VERSION_3: u16 = 0x0503;
 const VERSION_4: u16 = 0x0504;

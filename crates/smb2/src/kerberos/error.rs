@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
-/// Why a login by Kerberos is not possible. Each says what to do.
+/// The reason why a login by Kerberos is not possible. Each message has the cure.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KerberosError {
@@ -13,13 +13,13 @@ pub enum KerberosError {
     NoCache {
         /// The name of the cache.
         cache: String,
-        /// Why it is none.
+        /// The reason why it cannot be used.
         why: String,
     },
     /// KRB5CCNAME is not UTF-8.
     #[error("KRB5CCNAME=`{name}` is not UTF-8; give the credential cache another name")]
     CacheName {
-        /// What can be shown of it.
+        /// The name, with U+FFFD in place of what is not UTF-8.
         name: String,
     },
     /// The cache is not a file.
@@ -31,7 +31,7 @@ pub enum KerberosError {
         /// The kind, as in `KEYRING`.
         kind: String,
     },
-    /// The cache is not used, because of what it is or whose.
+    /// The cache is not a regular file of at most 1 MiB that belongs to this user or to root.
     #[error(
         "{cache} is not used as a credential cache: {why}; use a file of this user: \
          KRB5CCNAME=FILE:/tmp/krb5cc_smbdirect for `kinit` and for this program"
@@ -39,7 +39,7 @@ pub enum KerberosError {
     CacheFile {
         /// The name of the file.
         cache: String,
-        /// What is wrong with it.
+        /// The reason why it is not used.
         why: String,
     },
     /// The key of the ticket is of another kind, or has another length than its kind.
@@ -105,7 +105,7 @@ pub enum KerberosError {
     Expired {
         /// The principal of the ticket.
         principal: String,
-        /// How long ago, by the clock of this machine.
+        /// Time since it expired, by the clock of this machine.
         ago: Duration,
     },
     /// The ticket is not valid yet.
@@ -117,7 +117,7 @@ pub enum KerberosError {
     NotYetValid {
         /// The principal of the ticket.
         principal: String,
-        /// How far ahead, by the clock of this machine.
+        /// Time until it becomes valid, by the clock of this machine.
         ahead: Duration,
     },
     /// The clock of this machine differs too much from that of the KDC.

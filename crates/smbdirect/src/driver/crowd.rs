@@ -15,8 +15,8 @@ use tokio::{
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
 /// Number of polls with bulk data but without a request after which no request is expected on the thread.
 pub(super) const POLLS_WITHOUT_REQUEST: u32 = 100;
-/// Number of connections beyond which requests are always expected. Full polls of so many connections take
-/// milliseconds, for which the first request would wait, and there are requests among so many.
+/// Number of connections beyond which requests are always expected: a request would wait for milliseconds until more
+/// connections than this have had a full poll.
 pub(super) const FEW_CONNECTIONS: usize = 32;
 /// Number of waiting connections beyond which turns do not become longer.
 const MAX_COUNTED_WAITING: usize = 8;
@@ -34,7 +34,7 @@ pub(super) struct Crowd {
     requests_expected: AtomicU32,
 }
 
-/// The connections of each runtime with one thread. The list is as long as the number of such runtimes.
+/// The connections of each runtime with one thread. The list has one entry for each such runtime.
 static CROWDS: Mutex<Vec<(Id, Weak<Crowd>)>> = Mutex::new(Vec::new());
 
 impl Crowd {

@@ -552,7 +552,7 @@ mod tests {
         }
     }
 
-    /// A turn may last while its runtime does not run. Connections of another runtime on the thread do not wait for it.
+    /// A turn does not end while its runtime does not run. Connections of another runtime on the thread do not wait for it.
     #[test]
     fn runtimes_of_one_thread_have_turns_of_their_own() {
         let runtime = || Builder::new_current_thread().enable_time().build().unwrap();

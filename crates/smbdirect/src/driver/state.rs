@@ -267,7 +267,7 @@ impl State {
     // Receiving
 
     /// Takes the oldest whole message that is not due to the `ahead` futures that have waited for longer. Call
-    /// [`taken`](Self::taken) after the last one. After the end of the connection no message is due to others, because
+    /// [`taken`](Self::taken) after the last message. After the end of the connection no message is due to others, because
     /// a future that is not polled any more would keep it.
     #[inline]
     pub(crate) fn take_message(&mut self, ahead: usize) -> Option<Message> {

@@ -7,7 +7,7 @@
 //!
 //! # Whether the receive buffer allows a receive
 //!
-//! A receive is posted for one of two reasons, and the functions of integers in this module decide both:
+//! A receive is posted for one of two reasons, which functions of this module decide:
 //!
 //! 1. **Ordinary**: the peer shall hold its target, and [`affordable_receives`] says that the receive buffer has room
 //!    for one more message of the largest size on every posted receive.
@@ -119,7 +119,7 @@ pub(super) const fn is_quiet(data_length: u32, remaining_data_length: u32, asks:
     data_length == 0 && remaining_data_length == 0 && !asks
 }
 
-/// Returns whether a received message is answered at once, even if there are no credits to grant. `waiting` is true if the
+/// Returns whether a received message is answered immediately, even if there are no credits to grant. `waiting` is true if the
 /// send queue is not empty.
 pub(super) const fn prompts(asks: bool, quiet: bool, is_2014: bool, waiting: bool) -> bool {
     //= SMBD-3.1.5.8-09

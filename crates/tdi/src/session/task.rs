@@ -62,8 +62,8 @@ pub(crate) trait SessionOwner: Send + Sync {
     fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
 }
 
-/// The task of a connection. Everything that the client is told of the connection is told by this task, one thing after
-/// another, except that futures resolve at once.
+/// The task of a connection. It reports all events and completions of the connection to the client, one after another;
+/// only futures resolve immediately.
 pub(crate) struct Task {
     session: Arc<Session>,
     /// The endpoint. When its last handle is dropped, the connection is aborted.
@@ -72,7 +72,7 @@ pub(crate) struct Task {
     sending: VecDeque<Sending>,
     /// The call for the completion of the request that a handler has returned.
     on_completion: Option<OnCompletion>,
-    /// What a routine of the client waits for, before anything else is reported.
+    /// The call of a routine of the client that must return before anything else is reported.
     routine: Option<Returning>,
     end: End,
     sleep: Pin<Box<Sleep>>,

@@ -21,7 +21,7 @@ use socket2::{Domain, Socket, Type};
 
 /// Longest datagram of the kernel.
 const MAX_DATAGRAM_BYTES: usize = 64 << 10;
-/// Longest time for an answer. The kernel answers a request while it takes it.
+/// Longest time for an answer. The kernel answers a request within the call that sends it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A socket to the kernel.

@@ -14,8 +14,7 @@ const BUSY_MACHINE: f64 = 0.95;
 const PATH_PART: f64 = 0.8;
 /// Messages that wait for a credit of SMB Direct for this part of the time leave the connection idle.
 const CREDIT_WAIT: f64 = 0.3;
-/// If the rate grows with the number of requests to at least this part of the proportion, more requests would
-/// raise it further.
+/// If the rate grows by at least this share of the growth in outstanding requests, more requests would raise it further.
 const GROWTH_PART: f64 = 0.7;
 /// Many requests that are this much faster than one show that one was too few.
 const ONE_RATIO: f64 = 1.5;

@@ -80,6 +80,6 @@ pub(super) async fn measure(
     attempt::leave(&connection).await;
     Some(match sent {
         Ok(sent) => sent.map(|bytes: u64| bytes as f64 / seconds),
-        Err(_) => Err("the messages were not taken in time".into()),
+        Err(_) => Err("the sink did not receive the messages in time".into()),
     })
 }

@@ -33,13 +33,13 @@ pub(super) struct Phase {
     pub(super) length: u64,
 }
 
-/// What the requests have done.
+/// Progress of the requests.
 #[derive(Default)]
 struct Done {
     begun: AtomicU64,
     requests: AtomicU64,
     by_rdma: AtomicU64,
-    /// When the last answer came, in microseconds, and the longest time between two.
+    /// Time of the last answer, and longest time between two answers, in microseconds.
     last: AtomicU64,
     longest: AtomicU64,
 }

@@ -251,7 +251,7 @@ impl TcpSession {
         let tree = Tree::connect(&mut smb, share).await?;
         ensure!(
             !tree.encrypt_data || login.should_encrypt,
-            "the share demands encryption, which this does not measure over TCP"
+            "the share demands encryption, which this command cannot measure over TCP"
         );
         Ok(Self {
             smb,
@@ -405,7 +405,7 @@ impl TcpFile {
             .await?;
         ensure!(
             written(&body)? as usize == buffer.len(),
-            "the server wrote a part of the data"
+            "the server wrote only a part of the data"
         );
         Ok(buffer)
     }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use super::super::timeline::Buffer;
 
-/// What an end sends.
+/// The bytes that an end sends in each round trip.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// The time of the first packet of this round trip, its bytes, and the longest pause between two packets.
@@ -23,7 +23,7 @@ pub(super) struct Pace {
     /// The smallest window of the peer in this round trip.
     window: Option<u32>,
     largest_packet: u64,
-    /// When the last round trips without a pause between them began, and their bytes.
+    /// Beginning and bytes of the last round trips that have no pause between them.
     last_trips: VecDeque<(u64, u64)>,
     /// Whether all of them were limited by the send buffer.
     is_limited: bool,
@@ -42,8 +42,8 @@ const WINDOW_PERCENT: u64 = 75;
 const MAX_WINDOW_PERCENT: u64 = 125;
 
 impl Pace {
-    /// Takes a packet with so many bytes at a time; `is_new` if they were not sent before. If a round trip has ended that a
-    /// buffer may have limited, returns that buffer, the bytes, and since when.
+    /// Takes a packet of `bytes` bytes at `now`; `is_new` if they were not sent before. If a round trip has ended that a
+    /// buffer may have limited, returns that buffer, the bytes, and the beginning.
     pub(super) fn send(
         &mut self,
         (bytes, now, is_new): (u64, u64, bool),

@@ -153,7 +153,8 @@ impl Window {
         self.recovery = None;
     }
 
-    /// Closes to a few packets after a timeout. The window grows back to half of its size as a new window grows.
+    /// Closes the window to a few packets after a timeout. The window then grows to half of its former
+    /// size as that of a new connection does.
     //= ROCE-SW-05
     pub(super) fn close(&mut self) {
         match self.before_closing {

@@ -96,8 +96,8 @@ enum Notice {
 }
 
 impl Notice {
-    /// Delivers the notice. Returns a request whose listener was dropped. Another receiver that no longer
-    /// waits has abandoned the connection, or is about to.
+    /// Delivers the notice. Returns the connection of a request whose listener was dropped. Other
+    /// receivers that were dropped abandon the connection themselves.
     fn give(self) -> Option<ConnectionId> {
         match self {
             Self::Completions(owner) => owner.wake(),
