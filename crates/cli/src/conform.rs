@@ -5,11 +5,9 @@
 //! tells it to stop after the current case at a signal.
 
 mod capture;
-mod done;
 mod judge;
 mod junit;
 mod output;
-mod select;
 
 use std::{
     path::PathBuf,
@@ -23,18 +21,20 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use smbdirect::rdma::{iwarp::Iwarp, provider::Provider, roce::Roce};
-use smbdirect_conform::{Case, Selection, Timers};
+use smbdirect_conform::{
+    Case, Detect, Echo, PeerFacts, RdmaClient, RdmaServer, Selection, Smb2, Timers, UpperLayer,
+};
 use tokio::sync::oneshot;
 
 use crate::{
+    failure::{Kind, OfKind},
     options::{AcceptOptions, Address, CommonOptions, ConnectOptions, Transport, seconds, usage},
     report::Report,
-    signals::{Interrupted, Interruption},
-    transport::{self, Families},
+    signals::{self, Interrupted, Interruption},
+    transport::{self, Families, Rdma},
 };
 use capture::Captures;
-use judge::{Clients, Judge, Servers, Waits};
+use judge::Judge;
 use output::Output;
 
 /// Judge another implementation: does it keep the rules?
@@ -115,6 +115,17 @@ enum Upper {
     Smb2,
 }
 
+impl Upper {
+    /// Returns the upper layer of the peer, unless it has to be detected.
+    const fn given(self) -> Option<&'static dyn UpperLayer> {
+        match self {
+            Self::Auto => None,
+            Self::Echo => Some(&Echo),
+            Self::Smb2 => Some(&Smb2),
+        }
+    }
+}
+
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect conform fileserver
   smbdirect conform fileserver --disruptive --junit conform.xml --pcap captures/
@@ -159,7 +170,7 @@ impl Conform {
             }));
         }
         let captures = Captures::new(self.options.pcap.as_deref())?;
-        let provider = self.provider(&captures)?;
+        let rdma = self.rdma(&captures)?;
         let output = Output::new(report, cases.len(), self.junit.clone());
         let judge = Judge {
             cases,
@@ -168,21 +179,15 @@ impl Conform {
             disruptive: self.disruptive,
             stop: Arc::default(),
         };
-        let waits = self.waits()?;
         if self.listen {
-            self.judge_clients(provider, judge, waits).await
+            self.judge_clients(rdma, judge).await
         } else {
-            self.judge_server(provider, judge, waits).await
+            self.judge_server(rdma, judge).await
         }
     }
 
     /// Checks options that no case uses.
     fn check_options(&self) -> Result<()> {
-        if self.options.transport == Transport::Loopback {
-            return Err(usage(
-                "--transport loopback stays within one process; without --transport, iWARP is used",
-            ));
-        }
         if self.options.has_sizes_or_credits() {
             return Err(usage(
                 "the cases choose sizes and credits themselves; do not give --profile, sizes or \
@@ -190,8 +195,7 @@ impl Conform {
             ));
         }
         if !self.listen {
-            let address = self.address.as_ref().expect("clap requires it");
-            transport::check_connectable(address)?;
+            transport::check_connectable(self.address())?;
         }
         Ok(())
     }
@@ -202,102 +206,80 @@ impl Conform {
         let clients = smbdirect_conform::client_cases().filter(|_| for_clients);
         servers
             .chain(clients)
-            .filter(|case| select::is_selected(case, &self.only, &self.skip))
+            .filter(|case| is_selected(case, &self.only, &self.skip))
             .collect()
     }
 
-    /// Returns the timers of the peer, and how long to wait for it.
-    fn waits(&self) -> Result<Waits> {
+    /// Sets what is known of the peer: its timers, and how long to wait for it.
+    fn apply(&self, facts: &mut PeerFacts) -> Result<()> {
         let config = self
             .options
             .config(Some(&self.connect), Some(&self.accept))?;
-        let default = if self.listen {
-            Timers::CLIENT
-        } else {
-            Timers::SERVER
+        let given = self.accept.negotiation_timeout();
+        facts.timers = Timers {
+            negotiation: given.unwrap_or(facts.timers.negotiation),
+            keepalive_interval: config.keepalive_interval,
+            keepalive_response: config.keepalive_response_timeout,
+            credit_grant: self.options.given_credit_grant_timeout(),
         };
-        Ok(Waits {
-            timers: Timers {
-                negotiation: self
-                    .accept
-                    .negotiation_timeout()
-                    .unwrap_or(default.negotiation),
-                keepalive_interval: config.keepalive_interval,
-                keepalive_response: config.keepalive_response_timeout,
-                credit_grant: self.options.given_credit_grant_timeout(),
-            },
-            prompt: self.timeout,
-            patience: self.max_wait,
-            accept: self.accept_timeout,
-        })
+        facts.prompt = self.timeout;
+        facts.late = self.timeout + Duration::from_secs(1);
+        facts.patience = self.max_wait;
+        Ok(())
     }
 
-    fn provider(&self, captures: &Captures) -> Result<Arc<dyn Provider>> {
-        let options = &self.options;
-        if options.transport == Transport::Iwarp {
-            let mut config = options.rdma(None).iwarp;
-            config.connect_timeout = self.connect.connect_timeout;
-            config.tap = captures.tap();
-            return Ok(Arc::new(Iwarp::new(config)));
-        }
-        if options.transport == Transport::Roce {
-            let mut config = options.rdma(None).roce;
-            config.connect_timeout = self.connect.connect_timeout;
-            config.tap = captures.datagram_tap();
-            return Ok(Arc::new(Roce::new(config)));
-        }
-        // Adapters make their packets themselves: with --pcap this call returns an error that explains it.
-        let address = self.address.as_ref().expect("clap requires it");
-        let (rdma, _) = transport::one_end(options, Some(&self.connect), address)?;
-        Ok(rdma.provider().clone())
+    fn rdma(&self, captures: &Captures) -> Result<Rdma> {
+        transport::check_one_end(&self.options, Some(&self.connect))?;
+        let mut settings = self.options.rdma(Some(&self.connect));
+        settings.iwarp.tap = captures.tap();
+        settings.roce.tap = captures.datagram_tap();
+        Rdma::at(settings, self.address())
     }
 
-    async fn judge_server(
-        self,
-        provider: Arc<dyn Provider>,
-        judge: Judge,
-        waits: Waits,
-    ) -> Result<bool> {
-        let address = self.address.as_ref().expect("clap requires it");
-        let resolved = transport::resolve(address, provider.attributes().default_port).await?;
-        let first = *resolved.first().context("the server has no address")?;
-        let stop = judge.stop.clone();
-        let upper = self.upper;
-        let is_over_tcp = self.options.transport == Transport::Iwarp;
-        in_thread(stop, move || {
-            let servers = Servers {
-                provider,
-                address: first,
-                is_over_tcp,
-                upper: judge::for_server(upper == Upper::Echo, upper == Upper::Smb2),
-            };
-            judge.servers(servers, &waits)
+    fn address(&self) -> &Address {
+        self.address.as_ref().expect("clap requires it")
+    }
+
+    async fn judge_server(self, rdma: Rdma, judge: Judge) -> Result<bool> {
+        let config = self.options.config(Some(&self.connect), None)?;
+        let choosing = async {
+            let chosen = rdma.choose(self.address(), &config).await;
+            chosen.of_kind(Kind::Connect)
+        };
+        let address = signals::unless_interrupted(choosing).await?;
+        in_thread(judge.stop.clone(), move || {
+            let mut server = RdmaServer::new(rdma.provider().clone(), address)?;
+            // Adapters with iWARP have a TCP of their own.
+            if self.options.transport == Transport::Iwarp {
+                server = server.with_tcp();
+            }
+            self.apply(&mut server.facts)?;
+            judge.server(server, (address, rdma.name()), self.upper.given())
         })
         .await
     }
 
-    async fn judge_clients(
-        self,
-        provider: Arc<dyn Provider>,
-        judge: Judge,
-        waits: Waits,
-    ) -> Result<bool> {
-        let address = self.address.as_ref().expect("clap requires it");
-        let families = Families::of(self.options.transport.into());
-        let port = provider.attributes().default_port;
-        let address = transport::resolve_listen(address, port, families).await?;
-        let stop = judge.stop.clone();
-        let upper = self.upper;
-        in_thread(stop, move || {
-            let clients = Clients {
-                provider,
-                address,
-                upper: judge::for_clients(upper == Upper::Echo, upper == Upper::Smb2),
-            };
-            judge.clients(clients, &waits)
+    async fn judge_clients(self, rdma: Rdma, judge: Judge) -> Result<bool> {
+        let families = Families::of(self.options.transport);
+        let port = rdma.provider().attributes().default_port;
+        let address = transport::resolve_listen(self.address(), port, families).await?;
+        in_thread(judge.stop.clone(), move || {
+            let waiting = judge.output.waiting();
+            let mut client = RdmaClient::listen(&**rdma.provider(), address, waiting)
+                .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;
+            self.apply(&mut client.facts)?;
+            client.accept_timeout = self.accept_timeout;
+            let upper = self.upper.given().unwrap_or(&Detect);
+            judge.clients(client, rdma.name(), upper)
         })
         .await
     }
+}
+
+/// Returns whether a case is selected: it is in `only`, unless that is empty, and not in `skip`.
+fn is_selected(case: &Case, only: &[Selection], skip: &[Selection]) -> bool {
+    let wanted = only.is_empty() || only.iter().any(|selection| selection.contains(case));
+    wanted && !skip.iter().any(|selection| selection.contains(case))
 }
 
 /// Runs the cases on a thread. The first signal stops them after the current case.
@@ -322,4 +304,24 @@ async fn in_thread(
         }
     };
     ended.map_err(|_| anyhow!("a case failed in this program; please report it"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use smbdirect_conform::server_cases;
+
+    use super::*;
+
+    #[test]
+    fn only_and_skip_combine() {
+        let parse = |text: &str| vec![text.parse::<Selection>().unwrap()];
+        let count = |only: &[Selection], skip: &[Selection]| {
+            let cases = server_cases().filter(|case| is_selected(case, only, skip));
+            cases.count()
+        };
+        assert_eq!(count(&[], &[]), server_cases().count());
+        assert_eq!(count(&parse("m1-m3"), &[]), 3);
+        assert_eq!(count(&parse("m1-m3"), &parse("m2")), 2);
+        assert_eq!(count(&parse("bugs"), &parse("bugs")), 0);
+    }
 }

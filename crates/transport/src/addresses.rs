@@ -41,11 +41,31 @@ pub enum AddressError {
     #[error("`{0}` is not a port; a port is a number from 0 to 65535")]
     Port(String),
     /// This address is one of a single link, and the text does not name the interface.
-    #[error("`{0}` is on each link another machine; add the interface: `{0}%eth0`")]
+    #[error("`{0}` is on each link another machine; add the interface: {interfaces}", interfaces = with_interfaces(.0))]
     NoInterface(Ipv6Addr),
     /// The text is this number only.
     #[error("`{0}` has no host; a port is written `HOST:{0}`")]
     OnlyPort(String),
+}
+
+/// Returns a link-local address with each interface of this machine.
+fn with_interfaces(address: &Ipv6Addr) -> String {
+    let names = interfaces();
+    let names = names.iter().map(|name| format!("`{address}%{name}`"));
+    names.collect::<Vec<_>>().join(" or ")
+}
+
+/// Returns the names of the network interfaces but the loopback interface, or an example where they are unknown.
+fn interfaces() -> Vec<String> {
+    #[cfg(target_os = "linux")]
+    if let Ok(all) = nix::net::if_::if_nameindex() {
+        let names = all.iter().map(|each| each.name().to_string_lossy());
+        let names: Vec<_> = names.filter(|name| name != "lo").map(Into::into).collect();
+        if !names.is_empty() {
+            return names;
+        }
+    }
+    vec!["eth0".into()]
 }
 
 impl FromStr for Address {
@@ -211,7 +231,7 @@ pub(crate) async fn resolve_listen_all(
 
 /// A name without an address.
 #[derive(Debug, Error)]
-#[error("`{host}` has no address: {}; check the name", why(.error))]
+#[error("`{host}` has no address: {}; check the name", self.why())]
 pub struct ResolveError {
     /// The name.
     pub host: String,
@@ -219,12 +239,14 @@ pub struct ResolveError {
     pub error: io::Error,
 }
 
-/// Returns the reason why a name has no address.
-fn why(error: &io::Error) -> String {
-    let why = text::printable(&error.to_string());
-    match why.strip_prefix("failed to lookup address information: ") {
-        Some(why) => why.into(),
-        None => why,
+impl ResolveError {
+    /// Returns the reason of the system.
+    pub fn why(&self) -> String {
+        let why = text::printable(&self.error.to_string());
+        match why.strip_prefix("failed to lookup address information: ") {
+            Some(why) => why.into(),
+            None => why,
+        }
     }
 }
 
@@ -252,7 +274,7 @@ pub async fn resolve(
 ///
 /// # Errors
 /// A name that has no address, or whose look-up takes longer.
-pub(crate) async fn resolve_within(
+pub async fn resolve_within(
     limit: Duration,
     address: &Address,
     default_port: u16,
@@ -336,11 +358,27 @@ mod tests {
                 "[fe80::1]:5445",
                 AddressError::NoInterface("fe80::1".parse().unwrap()),
             ),
+            (
+                "fe80::1",
+                AddressError::NoInterface("fe80::1".parse().unwrap()),
+            ),
             ("two words:1", AddressError::Form),
             ("http://host", AddressError::Form),
         ] {
             assert_eq!(text.parse::<Address>(), Err(error), "{text}");
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_link_local_address_is_shown_with_the_interfaces_of_this_machine() {
+        let error = "fe80::1".parse::<Address>().unwrap_err().to_string();
+        let all = nix::net::if_::if_nameindex().unwrap();
+        let names = all.iter().map(|each| each.name().to_string_lossy());
+        for name in names.filter(|name| name != "lo") {
+            assert!(error.contains(&format!("`fe80::1%{name}`")), "{error}");
+        }
+        assert!(!error.contains("%lo`"), "{error}");
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod tcp;
 
 pub use addresses::{
     Address, AddressError, Families, ResolveError, canonical, resolve, resolve_listen,
+    resolve_within,
 };
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{

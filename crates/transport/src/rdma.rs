@@ -25,7 +25,7 @@ use tracing::debug;
 
 use crate::{
     addresses::{Address, Families, resolve_listen, resolve_listen_all, resolve_within},
-    connection::peer_span,
+    connection::{close, peer_span},
     explain::{Cause, Unconnected, explain_connect, explain_listen, unanswered},
     kept::Kept,
     kind::Kind,
@@ -158,6 +158,23 @@ impl Rdma {
                 error: unanswered(first, limit),
             })
         })
+    }
+
+    /// Returns the address of `address` that answers: the only one, or else that of a connection as
+    /// [`connect`](Self::connect) makes it, which is closed.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn choose(&self, address: &Address, config: &Config) -> Result<SocketAddr> {
+        let limit = config.active_negotiation_timeout;
+        let port = self.provider.attributes().default_port;
+        let addresses = resolve_within(limit, address, port).await?;
+        if let [only] = addresses[..] {
+            return Ok(only);
+        }
+        let connection = self.connect(address, config).await?;
+        close(&connection, limit).await;
+        Ok(connection.peer_addr())
     }
 
     /// Listens on `address`; without a host, on every address of the machine.

@@ -11,10 +11,9 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use smbdirect::rdma::provider::Provider;
 use smbdirect_conform::{
-    Case, Detect, Echo, Outcome, PeerFacts, RdmaClient, RdmaServer, Server, SkipReason, Smb2, Stop,
-    Timers, UpperLayer, detect, run, run_client, serves,
+    Case, Outcome, RdmaClient, RdmaServer, Server, SkipReason, Stop, UpperLayer, detect, run,
+    run_client, serves,
 };
 
 use crate::failure::{Kind, of_kind};
@@ -32,71 +31,21 @@ pub(super) struct Judge {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// How long to wait for the peer.
-pub(super) struct Waits {
-    pub(super) timers: Timers,
-    pub(super) prompt: Duration,
-    pub(super) patience: Duration,
-    pub(super) accept: Duration,
-}
-
-/// The server to judge.
-pub(super) struct Servers {
-    pub(super) provider: Arc<dyn Provider>,
-    pub(super) address: SocketAddr,
-    /// Whether the provider is software iWARP, over TCP of the operating system. Adapters with iWARP have their
-    /// own TCP.
-    pub(super) is_over_tcp: bool,
-    /// The upper layer of the server. With `None`, the command detects it.
-    pub(super) upper: Option<&'static dyn UpperLayer>,
-}
-
-/// The clients to judge.
-pub(super) struct Clients {
-    pub(super) provider: Arc<dyn Provider>,
-    pub(super) address: SocketAddr,
-    pub(super) upper: &'static dyn UpperLayer,
-}
-
-/// Returns the upper layer of a server, if it was given.
-pub(super) fn for_server(echo: bool, smb2: bool) -> Option<&'static dyn UpperLayer> {
-    match (echo, smb2) {
-        (true, _) => Some(&Echo),
-        (_, true) => Some(&Smb2),
-        _ => None,
-    }
-}
-
-/// Returns the upper layer of clients.
-pub(super) fn for_clients(echo: bool, smb2: bool) -> &'static dyn UpperLayer {
-    for_server(echo, smb2).unwrap_or(&Detect)
-}
-
-impl Waits {
-    fn apply(&self, facts: &mut PeerFacts) {
-        facts.timers = self.timers;
-        facts.prompt = self.prompt;
-        facts.late = self.prompt + Duration::from_secs(1);
-        facts.patience = self.patience;
-    }
-}
-
 impl Judge {
     /// Judges a server.
     ///
     /// # Errors
     /// There is no SMB Direct server at the address, or a capture cannot be written.
-    pub(super) fn servers(mut self, servers: Servers, waits: &Waits) -> Result<bool> {
-        let (address, transport) = (servers.address, servers.provider.attributes().name);
-        let mut server = RdmaServer::new(servers.provider, address)?;
-        if servers.is_over_tcp {
-            server = server.with_tcp();
-        }
+    pub(super) fn server(
+        mut self,
+        mut server: RdmaServer,
+        (address, transport): (SocketAddr, &str),
+        upper: Option<&'static dyn UpperLayer>,
+    ) -> Result<bool> {
         if let Some(watch) = self.captures.watch() {
             server = server.with_watch(watch);
         }
-        waits.apply(&mut server.facts);
-        let upper = match servers.upper {
+        let upper = match upper {
             Some(upper) => upper,
             None => self.detect(&mut server, address)?,
         };
@@ -151,17 +100,16 @@ impl Judge {
     /// Judges clients that connect.
     ///
     /// # Errors
-    /// The address cannot be used, or a capture cannot be written.
-    pub(super) fn clients(mut self, clients: Clients, waits: &Waits) -> Result<bool> {
-        let transport = clients.provider.attributes().name;
-        let waiting = self.output.waiting();
-        let mut client = RdmaClient::listen(&*clients.provider, clients.address, waiting)
-            .map_err(|error| anyhow!("cannot listen on {}: {error}", clients.address))?;
-        waits.apply(&mut client.facts);
-        client.accept_timeout = waits.accept;
+    /// A capture cannot be written.
+    pub(super) fn clients(
+        mut self,
+        mut client: RdmaClient,
+        transport: &str,
+        upper: &'static dyn UpperLayer,
+    ) -> Result<bool> {
         let address = client.local_addr();
         self.output
-            .started(&address.to_string(), transport, clients.upper.name());
+            .started(&address.to_string(), transport, upper.name());
         self.output.invite(address);
         let mut nobody = false;
         for case in std::mem::take(&mut self.cases) {
@@ -173,7 +121,7 @@ impl Judge {
                 reason = Some("no client connects any more".into());
             }
             let came = self.one(case, reason, || {
-                let outcome = run_client(case, &mut client, clients.upper);
+                let outcome = run_client(case, &mut client, upper);
                 let came = !matches!(
                     outcome,
                     Outcome::Skipped {

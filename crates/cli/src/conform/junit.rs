@@ -4,9 +4,14 @@ use std::{fs::File, io::BufWriter, path::Path, time::Duration};
 
 use anyhow::Result;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
-use smbdirect_conform::{Group, Outcome};
+use smbdirect_conform::{Case, Group, Outcome};
 
-use super::done::Done;
+/// A case that has ended.
+pub(super) struct Done {
+    pub(super) case: &'static Case,
+    pub(super) outcome: Outcome,
+    pub(super) took: Duration,
+}
 
 /// Writes one suite per group of cases.
 ///

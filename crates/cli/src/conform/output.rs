@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use smbdirect_conform::{Case, Outcome};
 
-use super::{done::Done, junit};
+use super::junit::{self, Done};
 use crate::report::{self, Report};
 
 #[derive(Debug, Serialize)]

@@ -31,16 +31,8 @@ fn usage_errors_have_status_2() {
             "--busy-poll cannot be combined with --placement same-core",
         ),
         (
-            &["bench", "--transport", "loopback", "--processes", "2"],
-            "stays within one process",
-        ),
-        (
             &["bench", "localhost", "--transport", "loopback"],
             "stays within one process",
-        ),
-        (
-            &["bench", "localhost", "--processes", "2"],
-            "--processes cannot be combined with ADDR",
         ),
         (
             &["bench", "localhost", "--placement", "same-core"],
@@ -53,7 +45,6 @@ fn usage_errors_have_status_2() {
         (&["bench", "localhost:0"], "port 0 cannot be connected to"),
         (&["bench", ":5446"], "has no host"),
         (&["bench", "--once"], "--serve"),
-        (&["bench", "--full", "--sizes", "64"], "cannot be used with"),
         (
             &["bench", "--congestion-control", "telepathy"],
             "--congestion-control telepathy: no such file",
