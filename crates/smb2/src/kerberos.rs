@@ -1,14 +1,13 @@
 //! Logins by Kerberos, with the tickets that `kinit` leaves in a credential cache.
 //!
 //! The crate smb2 makes the messages of Kerberos. This module finds the cache and the KDC as MIT Kerberos does
-//! ([`config`], [`profile`]), reads the cache ([`cache`]), fetches the ticket for a server ([`exchange`]), and says why a
+//! ([`config`]), reads the cache ([`cache`]), fetches the ticket for a server ([`exchange`]), and says why a
 //! login by tickets is not possible.
 
 mod cache;
 mod config;
 mod error;
 mod exchange;
-mod profile;
 
 use std::{
     net::SocketAddr,
@@ -53,9 +52,9 @@ impl Tickets {
     /// `/tmp/krb5cc_UID`.
     ///
     /// # Errors
-    /// krb5.conf is not well formed, there is no cache, it is not a file, or its principal has several parts.
+    /// There is no cache, it is not a file, or its principal has several parts.
     pub fn load() -> Result<Self, KerberosError> {
-        let config = Config::read()?;
+        let config = Config::read();
         let path = cache::path(&config.cache_name()?)?;
         Self::new(cache::read(&path)?, path.display().to_string(), config)
     }
@@ -231,7 +230,7 @@ impl Tickets {
     ///
     /// # Errors
     /// There is no ticket for the server, or the server refuses it.
-    pub async fn log_in(
+    pub(crate) async fn log_in(
         &self,
         smb: &mut connection::Connection,
         server: &str,

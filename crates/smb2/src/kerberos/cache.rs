@@ -18,40 +18,15 @@ const MOST_BYTES: u64 = 1 << 20;
 const VERSION_3: u16 = 0x0503;
 const VERSION_4: u16 = 0x0504;
 
-/// Returns the path of a cache of the kinds FILE and DIR.
+/// Returns the path of a cache of the kind FILE.
 pub(super) fn path(name: &str) -> Result<PathBuf, KerberosError> {
-    let (kind, rest) = match name.split_once(':') {
+    match name.split_once(':') {
         // A path that begins with a drive letter has no kind. One with another colon has, as for MIT Kerberos.
-        Some((kind, _)) if kind.len() == 1 => ("FILE", name),
-        Some(parts) => parts,
-        None => ("FILE", name),
-    };
-    match kind {
-        "FILE" => Ok(rest.into()),
-        // `DIR::FILE` names one of the folder's caches, and `DIR:FOLDER` the primary one.
-        "DIR" => match rest.strip_prefix(':') {
-            Some(file) => Ok(file.into()),
-            None => primary_of(Path::new(rest)),
-        },
-        kind => Err(KerberosError::Kind { kind: kind.into() }),
+        Some((kind, _)) if kind.len() == 1 => Ok(name.into()),
+        None => Ok(name.into()),
+        Some(("FILE", path)) => Ok(path.into()),
+        Some((kind, _)) => Err(KerberosError::Kind { kind: kind.into() }),
     }
-}
-
-/// Returns the primary cache of a folder of caches.
-fn primary_of(folder: &Path) -> Result<PathBuf, KerberosError> {
-    let file = folder.join("primary");
-    let name = match bytes_of(&file) {
-        Ok(bytes) => bytes,
-        Err(Unread::Io(error)) if error.kind() == io::ErrorKind::NotFound => b"tkt".into(),
-        Err(unread) => return Err(unread.explain(&file)),
-    };
-    let name = String::from_utf8_lossy(&name);
-    let name = name.trim();
-    if !name.starts_with("tkt") || name.contains('/') {
-        let why = format!("it has `{name}` in place of the name of a cache");
-        return Err(Unread::Unfit(why).explain(&file));
-    }
-    Ok(folder.join(name))
 }
 
 /// Reads a cache.
@@ -349,12 +324,10 @@ mod tests {
         for (name, expected) in [
             ("/tmp/krb5cc_7", "/tmp/krb5cc_7"),
             ("FILE:/tmp/krb5cc_7", "/tmp/krb5cc_7"),
-            ("DIR::/run/user/7/tktabc", "/run/user/7/tktabc"),
-            ("DIR:/no/such/folder", "/no/such/folder/tkt"),
         ] {
             assert_eq!(path(name).unwrap(), Path::new(expected), "{name}");
         }
-        for name in ["KEYRING:persistent:7", "KCM:", "MEMORY:x"] {
+        for name in ["KEYRING:persistent:7", "KCM:", "MEMORY:x", "DIR:/x"] {
             let error = path(name).unwrap_err().to_string();
             let kind = name.split(':').next().unwrap();
             assert!(error.contains(&format!("of the kind {kind} ")), "{error}");
@@ -387,18 +360,6 @@ mod tests {
             std::os::unix::fs::chown(&long, Some(4711), None).unwrap();
             fails(&long, "it belongs to the user 4711");
         }
-        // The primary cache of a folder, and its name.
-        let name = format!("DIR:{}", folder.display());
-        assert_eq!(path(&name).unwrap(), fifo);
-        let primary = folder.join("primary");
-        fs::write(&primary, "tktabc\n").unwrap();
-        assert_eq!(path(&name).unwrap(), folder.join("tktabc"));
-        fs::write(&primary, "tkt/../../x").unwrap();
-        path(&name).unwrap_err();
-        fs::remove_file(&primary).unwrap();
-        rustix::fs::mkfifoat(rustix::fs::CWD, &primary, rustix::fs::Mode::RUSR).unwrap();
-        let error = path(&name).unwrap_err().to_string();
-        assert!(error.contains("primary is not used"), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
 }

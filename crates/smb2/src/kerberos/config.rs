@@ -1,54 +1,45 @@
 //! What of krb5.conf a client of the credential cache needs: where the cache is, and the KDCs of a realm.
+//!
+//! Sections, groups in braces, values in quotes, `include` and `includedir` are read. Other lines are skipped, and a file
+//! that MIT Kerberos refuses is used as far as it can be understood.
 
 use std::{
     env,
     ffi::OsString,
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use super::{
-    error::KerberosError,
-    profile::{Fault, Profile, Why},
-};
+use super::error::KerberosError;
 
 /// Port of the KDC.
 const KDC_PORT: u16 = 88;
+/// Deepest nesting of included files.
+const MAX_DEPTH: usize = 10;
 
 /// Settings of krb5.conf.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Config {
-    profile: Profile,
-    /// The files of KRB5_CONFIG, and why they cannot be read, as they are shown.
+    /// Each value, after the names of the sections and groups around it and its own name. Values of earlier files come
+    /// first.
+    values: Vec<(Vec<String>, String)>,
+    /// The files that were read, or why they were not, as they are shown.
     files: Vec<String>,
 }
 
 impl Config {
-    /// Reads the files of KRB5_CONFIG, or `/etc/krb5.conf`. Files that do not exist or may not be read have no
-    /// settings.
-    ///
-    /// # Errors
-    /// A file is not well formed.
-    pub(super) fn read() -> Result<Self, KerberosError> {
+    /// Reads the files of KRB5_CONFIG, or `/etc/krb5.conf`.
+    pub(super) fn read() -> Self {
         let files = env::var_os("KRB5_CONFIG").unwrap_or_else(|| "/etc/krb5.conf".into());
         Self::of(env::split_paths(&files))
     }
 
-    pub(super) fn of(files: impl Iterator<Item = PathBuf>) -> Result<Self, KerberosError> {
+    pub(super) fn of(files: impl Iterator<Item = PathBuf>) -> Self {
         let mut config = Self::default();
         for file in files {
-            let shown = file.display();
-            let shown = match config.profile.add(&file) {
-                Ok(()) => shown.to_string(),
-                Err(fault) if is_skipped(&fault, &file) => fault.to_string(),
-                Err(fault) => {
-                    let fault = fault.to_string();
-                    return Err(KerberosError::Config { fault });
-                }
-            };
-            config.files.push(shown);
+            config.add(&file, MAX_DEPTH);
         }
-        Ok(config)
+        config
     }
 
     /// Returns the name of the credential cache.
@@ -65,33 +56,118 @@ impl Config {
         if !name.is_empty() {
             return Ok(name);
         }
-        let names = self.profile.values(&["libdefaults", "default_ccache_name"]);
-        expanded(names.first().copied().unwrap_or("FILE:/tmp/krb5cc_%{uid}"))
+        let mut names = self.values(&["libdefaults", "default_ccache_name"]);
+        expanded(names.next().unwrap_or("FILE:/tmp/krb5cc_%{uid}"))
     }
 
     /// Returns the KDCs of a realm.
     pub(super) fn kdcs(&self, realm: &str) -> Vec<Kdc<'_>> {
-        let entries = self.profile.values(&["realms", realm, "kdc"]);
-        entries.into_iter().map(Kdc::new).collect()
+        self.values(&["realms", realm, "kdc"])
+            .map(Kdc::new)
+            .collect()
     }
 
     /// Returns the names of the files, for an error.
     pub(super) fn files(&self) -> String {
         self.files.join(", ")
     }
+
+    fn values(&self, names: &[&str]) -> impl Iterator<Item = &str> {
+        let named = self
+            .values
+            .iter()
+            .filter(move |(path, _)| path.iter().eq(names));
+        named.map(|(_, value)| &**value)
+    }
+
+    /// Adds a file, or the files of a folder whose names end with `.conf`, or have only letters, digits, `-` and `_`.
+    fn add(&mut self, path: &Path, depth: usize) {
+        let shown = path.display();
+        let read = match depth.checked_sub(1) {
+            None => Err(io::Error::other("it includes itself, or too many others")),
+            Some(depth) if path.is_dir() => self.add_folder(path, depth),
+            Some(depth) => fs::read(path).map(|bytes| {
+                self.files.push(shown.to_string());
+                // MIT Kerberos does not ask for UTF-8.
+                self.add_lines(&String::from_utf8_lossy(&bytes), depth);
+            }),
+        };
+        if let Err(error) = read {
+            self.files.push(format!("{shown} cannot be read: {error}"));
+        }
+    }
+
+    fn add_folder(&mut self, folder: &Path, depth: usize) -> io::Result<()> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let is_plain =
+                |character: char| character.is_ascii_alphanumeric() || "-_".contains(character);
+            let is_read =
+                !name.starts_with('.') && (name.ends_with(".conf") || name.chars().all(is_plain));
+            if is_read && !entry.path().is_dir() {
+                files.push(entry.path());
+            }
+        }
+        files.sort();
+        for file in files {
+            self.add(&file, depth);
+        }
+        Ok(())
+    }
+
+    fn add_lines(&mut self, text: &str, depth: usize) {
+        let mut sections: Vec<String> = Vec::new();
+        // The name of a group whose brace is in the next line.
+        let mut group = None;
+        for line in text.lines() {
+            if let Some(path) = included(line) {
+                self.add(path, depth);
+                continue;
+            }
+            let line = line.trim();
+            let before = group.take();
+            match line.split_at_checked(1) {
+                None | Some(("#" | ";", _)) => {}
+                Some(("[", rest)) => {
+                    sections.clear();
+                    sections.extend(rest.split_once(']').map(|(name, _)| name.to_owned()));
+                }
+                Some(("{", _)) => sections.extend(before),
+                // The section stays.
+                Some(("}", _)) => sections.truncate(sections.len().saturating_sub(1).max(1)),
+                _ => {
+                    let Some((name, value)) = line.split_once('=') else {
+                        continue;
+                    };
+                    // A star marks what later files cannot change.
+                    let name = name.trim_end().trim_end_matches('*').to_owned();
+                    match value.trim() {
+                        "" => group = Some(name),
+                        "{" => sections.push(name),
+                        value => {
+                            let path = [&sections[..], &[name]].concat();
+                            self.values.push((path, unquoted(value).to_owned()));
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
-/// Returns whether MIT Kerberos goes on without a file that cannot be read for this reason.
-fn is_skipped(fault: &Fault, file: &Path) -> bool {
-    let Why::Unread(error) = &fault.why else {
-        return false;
-    };
-    // A file that it includes has to be there.
-    fault.file == file
-        && matches!(
-            error.kind(),
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
-        )
+/// Returns the path of a line that includes a file or a folder.
+fn included(line: &str) -> Option<&Path> {
+    let (word, path) = line.split_once([' ', '\t'])?;
+    matches!(word, "include" | "includedir").then(|| Path::new(path.trim()))
+}
+
+/// Returns the text between quotes, without what follows them.
+fn unquoted(value: &str) -> &str {
+    let quoted = value.strip_prefix('"');
+    quoted.map_or(value, |quoted| quoted.split('"').next().unwrap_or_default())
 }
 
 /// A KDC, as krb5.conf names it.
@@ -127,22 +203,10 @@ impl<'a> Kdc<'a> {
 
 /// Returns the name of a cache with the values of its parameters, such as `%{uid}`.
 fn expanded(name: &str) -> Result<String, KerberosError> {
-    let mut parts = name.split("%{");
-    let mut expanded = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let unknown = || KerberosError::Parameter { name: name.into() };
-        let (parameter, rest) = part.split_once('}').ok_or_else(unknown)?;
-        match parameter {
-            "uid" | "USERID" => expanded += &user_id().to_string(),
-            "euid" => expanded += &effective_user_id().to_string(),
-            "TEMP" => {
-                let folder = env::var_os("TMPDIR").unwrap_or_else(|| "/tmp".into());
-                expanded += &Path::new(&folder).to_string_lossy();
-            }
-            "null" => {}
-            _ => return Err(unknown()),
-        }
-        expanded += rest;
+    let user = user_id().to_string();
+    let expanded = name.replace("%{uid}", &user).replace("%{USERID}", &user);
+    if expanded.contains("%{") {
+        return Err(KerberosError::Parameter { name: name.into() });
     }
     Ok(expanded)
 }
@@ -152,27 +216,140 @@ fn user_id() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
-#[cfg(unix)]
-fn effective_user_id() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
-
 /// There is no user id, and no cache of that name.
 #[cfg(not(unix))]
 const fn user_id() -> u32 {
     0
 }
 
-#[cfg(not(unix))]
-const fn effective_user_id() -> u32 {
-    0
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::process;
 
     use super::*;
+
+    /// Files in a folder of their own.
+    struct Files(PathBuf);
+
+    impl Files {
+        fn new(name: &str) -> Self {
+            let folder = env::temp_dir().join(format!("smbdirect-krb5-{}-{name}", process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+
+        fn write(&self, name: &str, text: &str) -> PathBuf {
+            let text = text.replace("FOLDER", self.0.to_str().unwrap());
+            let file = self.0.join(name);
+            fs::write(&file, text).unwrap();
+            file
+        }
+
+        /// Returns the KDCs of the realm R in files with these texts.
+        fn kdcs(&self, texts: &[&str]) -> Vec<String> {
+            let files = texts.iter().enumerate();
+            let files = files.map(|(index, text)| self.write(&format!("file {index}"), text));
+            let config = Config::of(files);
+            let values = config.values(&["realms", "R", "kdc"]);
+            values.map(str::to_owned).collect()
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// The expected values are those of `profile_get_values` of MIT Kerberos 1.20.1.
+    #[test]
+    fn relations_of_a_realm_are_those_of_mit_kerberos() {
+        let files = Files::new("relations");
+        for (lines, expected) in [
+            ("kdc = a", &["a"][..]),
+            ("kdc\t=\ta b\t ", &["a b"]),
+            ("kdc = \"a b\" c", &["a b"]),
+            ("kdc = \"\"", &[""]),
+            ("kdc = a \"b\"", &["a \"b\""]),
+            ("kdc = a # first", &["a # first"]),
+            ("kdc* = a\nkdc = b", &["a", "b"]),
+            ("; kdc = no\n  # kdc = no\nkdc=a", &["a"]),
+            ("kdc = {x\nkdc = b", &["{x", "b"]),
+            ("kdc = { \nkdc = no\n}x\nkdc = b", &["b"]),
+            ("x =\n  {\nkdc = no\n}\nkdc = b", &["b"]),
+            ("kdc = a }", &["a }"]),
+            ("kdc = a\r", &["a"]),
+            ("}\nR = {\nkdc = a\n}\nr = {\nkdc = no", &["a"]),
+            (
+                "kdc = a\n}\n[other]\nR = {\nkdc = no\n}\n[realms]\nR = {\nkdc = b",
+                &["a", "b"],
+            ),
+        ] {
+            let text = format!("text\n[realms]\nR = {{\n{lines}\n}}\n");
+            assert_eq!(files.kdcs(&[&text]), expected, "{lines}");
+        }
+        // The last line ends with the file.
+        assert_eq!(files.kdcs(&["[realms]\nR = {\nkdc = a\nx =\n"]), ["a"]);
+        assert!(files.kdcs(&["R = {\nkdc = a\n}\n"]).is_empty());
+    }
+
+    /// MIT Kerberos refuses these files.
+    #[test]
+    fn lines_that_are_not_understood_are_skipped() {
+        let files = Files::new("errors");
+        for lines in [
+            "R\n",
+            "= a\n",
+            "R =\n\n",
+            "}\n",
+            "}\n}\n",
+            "module /x:y\n",
+            "include FOLDER/missing\n",
+            "includedir FOLDER/missing\n",
+            "include FOLDER/file 0\n",
+        ] {
+            let text = format!("[realms]\n{lines}R = {{\nkdc = a\n}}\n");
+            let kdcs = files.kdcs(&[&text]);
+            assert_eq!(kdcs.first().map(String::as_str), Some("a"), "{lines}");
+        }
+        assert!(files.kdcs(&["[realms\nR = {\nkdc = a\n}\n"]).is_empty());
+    }
+
+    #[test]
+    fn files_are_included_by_their_names() {
+        let files = Files::new("include");
+        let conf = |kdc: &str| format!("[realms]\nR = {{\nkdc = {kdc}\n}}\n");
+        fs::create_dir_all(files.0.join("folder/folder")).unwrap();
+        for (name, kdc) in [
+            ("b.conf", "b"),
+            ("a_-1", "a"),
+            (".c.conf", "no"),
+            ("d.rpmsave", "no"),
+            ("e~", "no"),
+        ] {
+            files.write(&format!("folder/{name}"), &conf(kdc));
+        }
+        let own = conf("own\nincludedir FOLDER/folder\nkdc = last");
+        assert_eq!(files.kdcs(&[&own]), ["own", "a", "b", "last"]);
+        let own = format!("include \t FOLDER/folder/b.conf\n{}", conf("own"));
+        assert_eq!(files.kdcs(&[&own]), ["b", "own"]);
+        let config = Config::of([files.0.join("folder")].into_iter());
+        assert_eq!(config.kdcs("R"), [Kdc::new("a"), Kdc::new("b")]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let files = Files::new("missing");
+        let file = files.write("conf", "# x\n[realms]\nA.ORG = {\nkdc = a.org\n}\n");
+        let config = Config::of([files.0.join("missing"), file].into_iter());
+        assert_eq!(config.kdcs("A.ORG"), [Kdc::new("a.org")]);
+        let shown = config.files();
+        assert!(
+            shown.contains("missing cannot be read: No such file"),
+            "{shown}"
+        );
+        assert!(shown.ends_with("/conf"), "{shown}");
+    }
 
     #[test]
     fn a_kdc_has_a_host_and_a_port() {
@@ -201,16 +378,13 @@ mod tests {
 
     #[test]
     fn parameters_of_a_name_have_values() {
-        let (user, effective) = (user_id(), effective_user_id());
+        let user = user_id();
         for (name, value) in [
             (
                 "FILE:/tmp/krb5cc_%{uid}",
                 format!("FILE:/tmp/krb5cc_{user}"),
             ),
-            (
-                "FILE:/run/%{USERID}/%{euid}%{null}",
-                format!("FILE:/run/{user}/{effective}"),
-            ),
+            ("FILE:/run/%{USERID}/x", format!("FILE:/run/{user}/x")),
             ("/tmp/100%", "/tmp/100%".into()),
         ] {
             assert_eq!(expanded(name).unwrap(), value);
@@ -224,32 +398,6 @@ mod tests {
             let error = expanded(name).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_read_is_named_and_one_that_is_wrong_is_an_error() {
-        let folder = env::temp_dir().join(format!("smbdirect-krb5-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let (file, wrong) = (folder.join("conf"), folder.join("wrong"));
-        fs::write(&file, b"# \xe9\n[realms]\nA.ORG = {\nkdc = a.org\n}\n").unwrap();
-        let missing = folder.join("missing");
-        let config = Config::of([missing, file.clone()].into_iter()).unwrap();
-        assert_eq!(config.kdcs("A.ORG"), [Kdc::new("a.org")]);
-        let files = config.files();
-        assert!(
-            files.contains("missing cannot be read: No such file"),
-            "{files}"
-        );
-        assert!(files.ends_with("/conf"), "{files}");
-        for (text, says) in [
-            ("[realms]\nA.ORG\n", "wrong, line 2: "),
-            ("include /no/such/file\n", "/no/such/file cannot be read: "),
-        ] {
-            fs::write(&wrong, text).unwrap();
-            let error = Config::of([file.clone(), wrong.clone()].into_iter()).unwrap_err();
-            assert!(error.to_string().contains(says), "{error}");
-        }
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[cfg(unix)]

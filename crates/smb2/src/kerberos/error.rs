@@ -67,15 +67,9 @@ pub enum KerberosError {
         /// The realm of the principal.
         realm: String,
     },
-    /// krb5.conf cannot be used, as MIT Kerberos cannot use it.
-    #[error("{fault}; correct the file, or name another one by KRB5_CONFIG")]
-    Config {
-        /// The file, the line, and what is wrong with it.
-        fault: String,
-    },
     /// `default_ccache_name` of krb5.conf has a parameter without a value.
     #[error(
-        "default_ccache_name = {name} has a parameter other than uid, euid, USERID, TEMP and null; set KRB5CCNAME \
+        "default_ccache_name = {name} has a parameter other than uid and USERID; set KRB5CCNAME \
          to the name of the credential cache"
     )]
     Parameter {

@@ -32,7 +32,7 @@ fn tickets(credentials: Vec<CcacheCredential>, kdcs: &str) -> Tickets {
     );
     let file = env::temp_dir().join(name);
     fs::write(&file, format!("[realms]\nEXAMPLE.ORG = {{\n{kdcs}\n}}\n")).unwrap();
-    let config = Config::of([file.clone()].into_iter()).unwrap();
+    let config = Config::of([file.clone()].into_iter());
     fs::remove_file(file).unwrap();
     Tickets::new(cache, "/tmp/krb5cc_0".into(), config).unwrap()
 }
