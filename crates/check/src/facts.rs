@@ -16,7 +16,7 @@ pub struct Facts {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
     /// Whether it has the files that Linux has. The facts below are read from them.
-    pub(crate) is_linux: bool,
+    pub(crate) is_known: bool,
     /// The kernel release, such as `6.12.9-amd64`.
     pub(crate) release: String,
     pub(crate) kernel: Kernel,
@@ -397,21 +397,13 @@ pub(crate) struct Session {
     /// `TCP` or `SMB Direct`.
     pub(crate) over: &'static str,
     /// Why the login failed.
-    pub(crate) login: Option<Refusal>,
+    pub(crate) login: Option<String>,
     /// The session is encrypted as a whole.
     pub(crate) is_encrypted: bool,
     /// Why the interfaces could not be queried, or the interfaces.
     pub(crate) interfaces: Option<Result<Vec<ServerInterface>, String>>,
     /// Whether the share demands encryption, or why it cannot be connected to.
-    pub(crate) share: Option<Result<bool, Refusal>>,
-}
-
-/// The reason why a login or a share failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// Whether the status is STATUS_ACCESS_DENIED, which a server also returns if it demands encryption.
-    pub(crate) is_access_denied: bool,
-    pub(crate) text: String,
+    pub(crate) share: Option<Result<bool, String>>,
 }
 
 /// The rates to one server, over each transport that works.

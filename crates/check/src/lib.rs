@@ -19,4 +19,4 @@ pub use facts::Facts;
 pub use fault::Fault;
 pub use measurement::{Cause, Comparison, Limited, Operation, Rate, Speed, TransportSpeed};
 pub use probe::gather;
-pub use settings::{Account, Measure, Settings, Stage, Target};
+pub use settings::{Measure, Settings, Stage, Target};

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use smbdirect::rdma::{iwarp::Tap, roce::DatagramTap};
-use smbdirect_smb2::Tickets;
+use smbdirect_smb2::Login;
 
 /// The settings of an examination.
 pub struct Settings {
@@ -21,8 +21,8 @@ pub struct Target {
     pub port: Option<u16>,
     /// The share that the account uses.
     pub share: Option<String>,
-    /// The account to log in with. Without one, nothing is asked that needs a session.
-    pub account: Option<Account>,
+    /// What to log in with. Without it, nothing is asked that needs a session.
+    pub login: Option<Login>,
     /// Whether rates are measured, which needs the share and the account.
     pub measure: Option<Measure>,
     /// Observes the bytes of software iWARP.
@@ -40,29 +40,6 @@ pub struct Measure {
     pub folder: String,
     /// A file of the share to read. Then nothing is written.
     pub read_only: Option<String>,
-}
-
-/// The account to log in with.
-pub enum Account {
-    /// By NTLM.
-    Password {
-        /// `USER` or `DOMAIN\USER`.
-        user: String,
-        /// The password.
-        password: String,
-    },
-    /// By Kerberos.
-    Tickets(Tickets),
-}
-
-impl Account {
-    /// Returns the name of the user.
-    pub(crate) fn user(&self) -> String {
-        match self {
-            Self::Password { user, .. } => user.clone(),
-            Self::Tickets(tickets) => tickets.principal(),
-        }
-    }
 }
 
 /// A stage of the examination. Stages that do not disturb each other run at the same time.

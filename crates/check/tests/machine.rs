@@ -63,7 +63,7 @@ async fn unknown_machines_and_names_are_no_faults_of_smb_direct() {
         host: "no-such-host.invalid".into(),
         port: None,
         share: None,
-        account: None,
+        login: None,
         measure: None,
         iwarp_tap: None,
         roce_tap: None,

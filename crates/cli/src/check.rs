@@ -6,15 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{ArgAction, Args};
-use smbdirect_check::{
-    Account, Diagnosis, Measure, Outcome, Settings, Stage, Target, diagnose, gather,
-};
-use smbdirect_smb2::Tickets;
+use smbdirect_check::{Diagnosis, Measure, Outcome, Settings, Stage, Target, diagnose, gather};
+use smbdirect_smb2::Login;
 
 use crate::{
-    failure::{Kind, OfKind},
+    login::LoginOptions,
     options::{large_size, usage},
-    password::{Descriptor, password},
     pcap::Capture,
     report::{self, Report},
     signals::{self, Interruption},
@@ -41,18 +38,8 @@ pub(crate) struct Check {
     #[arg(value_name = "TARGET", value_parser = PlaceParser::OrAddress)]
     target: Option<Place>,
 
-    /// Log in as this user; DOMAIN\USER for a domain. The password is asked for, unless
-    /// SMBDIRECT_PASSWORD is set
-    #[arg(short, long, value_name = "USER")]
-    user: Option<String>,
-
-    /// Read the password from this file descriptor
-    #[arg(long, value_name = "N", conflicts_with = "kerberos")]
-    password_fd: Option<Descriptor>,
-
-    /// Log in by Kerberos, with the ticket of `kinit`
-    #[arg(short, long, conflicts_with = "user", requires = "target")]
-    kerberos: bool,
+    #[command(flatten)]
+    login: LoginOptions,
 
     /// Measure the rates of //SERVER/SHARE over TCP and SMB Direct, and name what limits them
     ///
@@ -117,25 +104,15 @@ impl Check {
     pub(crate) async fn run(self) -> Result<u8> {
         let report = Report::new(self.json);
         let mut target = self.target.as_ref().map(target);
-        let user = match &self.target {
-            Some(place) => place.user(self.user.as_deref(), self.kerberos)?,
-            None if self.user.is_some() => return Err(usage("--user needs a TARGET")),
+        let login = match &self.target {
+            Some(place) if !self.measure => self.login.login(place).await?,
+            Some(place) => Some(self.prepare_measurement(place, target.as_mut()).await?),
+            None if self.login.user.is_some() => return Err(usage("--user needs a TARGET")),
+            None if self.login.kerberos => return Err(usage("--kerberos needs a TARGET")),
             None => None,
         };
-        if self.measure {
-            self.prepare_measurement(user, target.as_mut())?;
-        }
-        if user.is_none() && self.password_fd.is_some() {
-            return Err(usage("--password-fd needs --user"));
-        }
-        if let (Some(target), Some(user)) = (&mut target, user) {
-            let password = password(user, self.password_fd.as_ref()).await?;
-            let user = user.to_owned();
-            target.account = Some(Account::Password { user, password });
-        }
-        if let (Some(target), true) = (&mut target, self.kerberos) {
-            let tickets = Tickets::load().of_kind(Kind::Login)?;
-            target.account = Some(Account::Tickets(tickets));
+        if let Some(target) = &mut target {
+            target.login = login;
         }
         let capture = self.pcap.as_deref().map(Capture::create).transpose()?;
         if let Some(target) = &mut target {
@@ -164,24 +141,25 @@ impl Check {
         Ok(status(&diagnosis, is_measured))
     }
 
-    /// Checks what a measurement needs, and adds it to the target.
-    fn prepare_measurement(&self, user: Option<&str>, target: Option<&mut Target>) -> Result<()> {
+    /// Checks what a measurement needs, and adds it to the target. Returns what to log in with.
+    async fn prepare_measurement(
+        &self,
+        place: &Place,
+        target: Option<&mut Target>,
+    ) -> Result<Login> {
         let target = target.filter(|target| target.share.is_some());
         let target = target.ok_or_else(|| usage("--measure needs //SERVER/SHARE"))?;
-        if user.is_none() && !self.kerberos {
-            return Err(usage("--measure needs --user or --kerberos"));
-        }
         let size = self.size.unwrap_or(DEFAULT_SIZE);
         if size < MIN_SIZE {
             return Err(usage(format!("--size has to be at least {MIN_SIZE}")));
         }
-        let place = self.target.as_ref();
         target.measure = Some(Measure {
             size,
-            folder: place.map(|place| place.path.clone()).unwrap_or_default(),
+            folder: place.path.clone(),
             read_only: self.read_only.clone(),
         });
-        Ok(())
+        let login = self.login.login(place).await?;
+        login.ok_or_else(|| usage("--measure needs --user or --kerberos"))
     }
 }
 
@@ -199,7 +177,7 @@ fn target(place: &Place) -> Target {
         host: address.host.clone(),
         port: address.port,
         share: (!share.is_empty()).then(|| share.clone()),
-        account: None,
+        login: None,
         measure: None,
         iwarp_tap: None,
         roce_tap: None,

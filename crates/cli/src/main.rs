@@ -23,6 +23,7 @@ mod help;
 #[cfg(target_os = "linux")]
 mod journal;
 mod listen;
+mod login;
 mod metrics;
 mod options;
 mod panics;
@@ -101,50 +102,31 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect devices                     what this machine has for RDMA";
 
 impl Command {
-    /// Returns how often `-v` was given.
-    fn verbosity(&self) -> u8 {
-        match self {
-            Self::Demo(command) => command.options.verbose,
-            Self::Listen(command) => command.options.verbose,
-            Self::Ping(command) => command.options.verbose,
-            Self::Bench(command) => command.options.verbose,
-            Self::Check(command) => command.verbose,
-            Self::Gateway(command) => command.options.verbose,
+    /// Returns how often `-v` was given, and whether failures are printed as JSON too. Nothing is printed to the stdout of
+    /// a program of `run`.
+    fn switches(&self) -> (u8, bool) {
+        let options = match self {
+            Self::Demo(command) => &command.options,
+            Self::Listen(command) => &command.options,
+            Self::Ping(command) => &command.options,
+            Self::Bench(command) => &command.options,
+            Self::Get(command) => &command.options.common,
+            Self::Put(command) => &command.options.common,
+            Self::List(command) => &command.options.common,
+            Self::Conform(command) => &command.options,
+            Self::Gateway(command) => return (command.options.verbose, command.json()),
             #[cfg(target_os = "linux")]
-            Self::Run(command) => command.options.verbose,
-            Self::Get(command) => command.options.common.verbose,
-            Self::Put(command) => command.options.common.verbose,
-            Self::List(command) => command.options.common.verbose,
+            Self::Run(run::Run { options, .. }) => {
+                return (options.verbose, options.json && !run::is_broker());
+            }
             #[cfg(feature = "top")]
-            Self::Top(command) => command.verbose,
-            Self::Conform(command) => command.options.verbose,
-            Self::Decode(command) => command.verbose,
-            Self::Devices(command) => command.verbose,
-            Self::Completions(_) | Self::Assets(_) => 0,
-        }
-    }
-
-    /// Returns whether failures are printed as JSON too. Nothing is printed to the stdout of a program of `run`.
-    fn json(&self) -> bool {
-        match self {
-            Self::Demo(command) => command.options.json,
-            Self::Listen(command) => command.options.json,
-            Self::Ping(command) => command.options.json,
-            Self::Bench(command) => command.options.json,
-            Self::Check(command) => command.json,
-            Self::Gateway(command) => command.json(),
-            #[cfg(target_os = "linux")]
-            Self::Run(command) => command.options.json && !run::is_broker(),
-            Self::Get(command) => command.options.common.json,
-            Self::Put(command) => command.options.common.json,
-            Self::List(command) => command.options.common.json,
-            #[cfg(feature = "top")]
-            Self::Top(command) => command.json,
-            Self::Conform(command) => command.options.json,
-            Self::Decode(command) => command.json,
-            Self::Devices(command) => command.json,
-            Self::Completions(_) | Self::Assets(_) => false,
-        }
+            Self::Top(command) => return (command.verbose, command.json),
+            Self::Check(command) => return (command.verbose, command.json),
+            Self::Decode(command) => return (command.verbose, command.json),
+            Self::Devices(command) => return (command.verbose, command.json),
+            Self::Completions(_) | Self::Assets(_) => return (0, false),
+        };
+        (options.verbose, options.json)
     }
 
     /// Returns whether the command serves others until a signal ends it, so that it must not wait for the reader of its
@@ -191,14 +173,15 @@ fn main() -> ExitCode {
         signals::hold_requests();
     }
     let command = parse();
-    report::set_json(command.json());
+    let (verbosity, json) = command.switches();
+    report::set_json(json);
     panics::install();
     let queued = if command.is_service() {
         streams::start_queue(report::lines_lost).context("the program cannot start a thread")
     } else {
         Ok(())
     };
-    options::start_tracing(command.verbosity());
+    options::start_tracing(verbosity);
     let result = queued.and_then(|()| run(command));
     let result = result.and_then(|done| report::written().map(|()| done));
     let captured = pcap::complete();

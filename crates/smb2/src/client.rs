@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,16 +13,16 @@ use std::{
 use smb2::{
     client::{Session, connection},
     crypto::encryption::Cipher,
+    transport::TcpTransport,
     types::{Command, flags::Capabilities},
 };
 use smbdirect::Connection;
 use tokio::sync::watch;
 
 use crate::{
-    account::Account,
+    account::Login,
     error::Error,
-    handshake::{self, Established, Login},
-    kerberos::Tickets,
+    handshake::{self, Established},
     share::Share,
     shares::{self, ShareEntry},
     transfer::{Terms, Transfer},
@@ -29,7 +30,7 @@ use crate::{
     tree::{Handle, Requests},
 };
 
-/// A session with a server over one SMB Direct connection. When the last handle of the client, its shares and its files
+/// A session with a server over one connection. When the last handle of the client, its shares and its files
 /// is dropped while the server has requests, the connection lives until they are answered, at most for the limit of
 /// [`connect`](Self::connect).
 pub struct Client {
@@ -54,13 +55,14 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Negotiates SMB over `connection` and logs in. `server` is the name in the paths of shares. Each request of
-    /// this client, its shares and its files ends with [`Error::NoAnswer`] if the server has not answered it within
-    /// `answer_limit`.
+    /// Negotiates SMB over `connection` and logs in. `server` is the name in the paths of shares, and for Kerberos the name
+    /// under which the KDC knows the server. Each request of this client, its shares and its files ends with
+    /// [`Error::NoAnswer`] if the server has not answered it within `answer_limit`. Before the server is asked, the KDC may
+    /// take the time of [`Tickets::for_server`](crate::Tickets::for_server).
     ///
     /// # Errors
-    /// The server refuses the login, asks a guest for encryption, breaks the protocol or does not answer, or the
-    /// connection ends.
+    /// The server refuses the login, asks a guest for encryption, breaks the protocol or does not answer, there is no
+    /// ticket for the server, or the connection ends.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the session. The connection stays open as long as the caller has
@@ -68,33 +70,38 @@ impl Client {
     pub async fn connect(
         connection: Connection,
         server: &str,
-        account: &Account,
+        login: &Login,
         answer_limit: Duration,
     ) -> Result<Self, Error> {
         let transport = Transport::new(connection).answer_limit(answer_limit);
-        let login = Login::Account(account);
-        let established = handshake::establish(&transport, server, login).await?;
-        Ok(Self::with_session(transport, established))
+        Self::over(transport, server, login).await
     }
 
-    /// Does the same as [`connect`](Self::connect), and logs in by Kerberos. `server` is the name under which the
-    /// KDC knows the server. Before the server is asked, the KDC may take the time of [`Tickets::for_server`].
+    /// Connects to `address` by TCP, and does the same as [`connect`](Self::connect) there. All data moves in messages.
     ///
     /// # Errors
-    /// The errors of `connect`, and [`Error::Kerberos`] if there is no ticket for the server.
+    /// The errors of `connect`, and the server does not accept the connection within `answer_limit`.
     ///
     /// # Cancel safety
-    /// That of `connect`.
-    pub async fn connect_with_tickets(
-        connection: Connection,
+    /// Dropping the future abandons the session and the connection.
+    pub async fn connect_tcp(
+        address: SocketAddr,
         server: &str,
-        tickets: &Tickets,
+        login: &Login,
         answer_limit: Duration,
     ) -> Result<Self, Error> {
+        let connected = TcpTransport::connect(address, answer_limit).await;
+        let transport = Transport::over_tcp(connected.map_err(Error::Smb2)?);
+        Self::over(transport.answer_limit(answer_limit), server, login).await
+    }
+
+    async fn over(transport: Transport, server: &str, login: &Login) -> Result<Self, Error> {
         // The limits of the KDC are its own, and not those of the server.
-        let tickets = tickets.for_server(server).await?;
-        let transport = Transport::new(connection).answer_limit(answer_limit);
-        let login = Login::Tickets(&tickets);
+        let ready = match login {
+            Login::Tickets(tickets) => Some(Login::Tickets(tickets.for_server(server).await?)),
+            Login::Account(_) => None,
+        };
+        let login = ready.as_ref().unwrap_or(login);
         let established = handshake::establish(&transport, server, login).await?;
         Ok(Self::with_session(transport, established))
     }
@@ -132,7 +139,7 @@ impl Client {
             dialect: params.dialect,
             signing_required,
             encrypts: session.should_encrypt,
-            asked_for_messages: false,
+            asked_for_messages: transport.direct().is_none(),
         };
         transport.leave_rdma_unsigned(&session, &params);
         Self {
@@ -165,6 +172,11 @@ impl Client {
     /// Returns whether the session signs the requests that carry no data by RDMA.
     pub const fn signs(&self) -> bool {
         self.session.should_sign
+    }
+
+    /// Returns whether the session encrypts all requests.
+    pub fn encrypts(&self) -> bool {
+        self.encrypts.load(Ordering::Relaxed)
     }
 
     /// Returns whether the session can encrypt: it has a key, and the server has encryption. A share that requires

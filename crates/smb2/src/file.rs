@@ -561,7 +561,9 @@ impl File {
 
     fn register(&self, piece: BytesMut, access: Access) -> Result<MemoryRegion, Error> {
         let access = access | Access::REMOTE_INVALIDATE;
-        let registered = self.requests().connection().register(piece, access);
+        let direct = self.requests().direct();
+        let direct = direct.expect("data moves by RDMA over SMB Direct only");
+        let registered = direct.register(piece, access);
         registered.map_err(|error| Error::Register(error.reason.to_string()))
     }
 }

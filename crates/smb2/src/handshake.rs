@@ -36,7 +36,11 @@ use smbdirect_smb::smb2::{
     Command, Header as SmbHeader, NegotiateResponse, SIGNING_REQUIRED, SessionSetupResponse,
 };
 
-use crate::{account::Account, error::Error, kerberos::Tickets, transport::Transport};
+use crate::{
+    account::{Account, Login},
+    error::Error,
+    transport::Transport,
+};
 
 /// A session, and the properties that the server reported for it.
 pub(crate) struct Established {
@@ -48,25 +52,6 @@ pub(crate) struct Established {
     pub(crate) is_guest: bool,
 }
 
-/// What a client logs in with.
-#[derive(Clone, Copy)]
-pub(crate) enum Login<'a> {
-    Account(&'a Account),
-    Tickets(&'a Tickets),
-}
-
-impl Login<'_> {
-    /// Returns whether the caller wants a session of a guest or an anonymous one.
-    fn wants_guest(self) -> bool {
-        match self {
-            Self::Account(Account { user, .. }) => {
-                user.is_empty() || user.eq_ignore_ascii_case("guest")
-            }
-            Self::Tickets(_) => false,
-        }
-    }
-}
-
 /// Negotiates over `transport` and logs in.
 ///
 /// # Errors
@@ -74,7 +59,7 @@ impl Login<'_> {
 pub(crate) async fn establish(
     transport: &Transport,
     server: &str,
-    login: Login<'_>,
+    login: &Login,
 ) -> Result<Established, Error> {
     let handshake = Handshake {
         transport: transport.clone(),

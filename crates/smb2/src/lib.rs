@@ -20,7 +20,7 @@ mod tree;
 mod unsigned;
 mod whole;
 
-pub use account::Account;
+pub use account::{Account, Login};
 pub use client::Client;
 pub use directory::{Entry, Listing, Name};
 pub use error::Error;

@@ -1,8 +1,8 @@
-//! SMB2 messages of the crate smb2 over an SMB Direct connection.
+//! SMB2 messages of the crate smb2 over an SMB Direct connection, or over TCP.
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, pending},
     pin::pin,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -15,7 +15,7 @@ use smb2::{
         Session,
         connection::{self, NegotiatedParams},
     },
-    transport::{TransportReceive, TransportSend},
+    transport::{TcpTransport, TransportReceive, TransportSend},
 };
 use smbdirect::{Connection, Token};
 use tokio::time::{Instant, timeout};
@@ -31,7 +31,7 @@ const DEFAULT_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// connection.
 #[derive(Clone)]
 pub struct Transport {
-    connection: Connection,
+    link: Link,
     unsigned: Arc<Mutex<Unsigned>>,
     credits: Arc<Credits>,
     /// Set if this package limits the waits, and `None` if the crate smb2 does.
@@ -39,10 +39,17 @@ pub struct Transport {
     on_invalidated: Option<Arc<dyn Fn(Token) + Send + Sync>>,
 }
 
+/// What carries the messages.
+#[derive(Clone)]
+enum Link {
+    Direct(Connection),
+    Tcp(Arc<TcpTransport>),
+}
+
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transport")
-            .field("connection", &self.connection)
+            .field("connection", &self.direct())
             .finish_non_exhaustive()
     }
 }
@@ -50,8 +57,17 @@ impl fmt::Debug for Transport {
 impl Transport {
     /// Returns a transport over an established connection.
     pub fn new(connection: Connection) -> Self {
+        Self::over(Link::Direct(connection))
+    }
+
+    /// Returns a transport over TCP.
+    pub(crate) fn over_tcp(tcp: TcpTransport) -> Self {
+        Self::over(Link::Tcp(Arc::new(tcp)))
+    }
+
+    fn over(link: Link) -> Self {
         Self {
-            connection,
+            link,
             unsigned: Arc::default(),
             credits: Arc::default(),
             answer_limit: None,
@@ -74,9 +90,12 @@ impl Transport {
         self
     }
 
-    /// Returns the SMB Direct connection.
-    pub const fn connection(&self) -> &Connection {
-        &self.connection
+    /// Returns the SMB Direct connection, if it is one.
+    pub(crate) const fn direct(&self) -> Option<&Connection> {
+        match &self.link {
+            Link::Direct(connection) => Some(connection),
+            Link::Tcp(_) => None,
+        }
     }
 
     /// Returns the connection of the crate smb2 over this transport. `server` is the name in the paths of
@@ -165,10 +184,17 @@ impl Transport {
         request: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Error> {
         let mut request = pin!(request);
+        let closed = async {
+            match &self.link {
+                Link::Direct(connection) => connection.closed().await,
+                // The crate notices the end, or else the limit does.
+                Link::Tcp(_) => pending().await,
+            }
+        };
         let reason = tokio::select! {
             biased;
             done = &mut request => return done.map_err(|error| self.explain(error)),
-            reason = self.connection.closed() => reason,
+            reason = closed => reason,
         };
         match timeout(LAST_ANSWER_LIMIT, request).await {
             Ok(done) => done.map_err(|error| self.explain(error)),
@@ -178,7 +204,7 @@ impl Transport {
 
     /// Replaces the error of a request by the reason for which the connection ended, if it did.
     pub(crate) fn explain(&self, error: impl Into<Error>) -> Error {
-        match (self.connection.error(), error.into()) {
+        match (self.direct().and_then(Connection::error), error.into()) {
             (Some(reason), Error::Smb2(_)) => Error::Connection(reason),
             (_, error) => error,
         }
@@ -203,11 +229,13 @@ impl TransportSend for Transport {
             Some(message) => Bytes::from(message),
             None => Bytes::copy_from_slice(message),
         };
-        self.connection
-            .send(message)
-            .map_err(lost)?
-            .await
-            .map_err(lost)
+        match &self.link {
+            Link::Direct(connection) => {
+                let sending = connection.send(message).map_err(lost)?;
+                sending.await.map_err(lost)
+            }
+            Link::Tcp(tcp) => tcp.send(&message).await,
+        }
     }
 }
 
@@ -216,7 +244,11 @@ impl TransportReceive for Transport {
     async fn receive(&self) -> smb2::Result<Vec<u8>> {
         // The crate has counted the credits of the message before.
         self.credits.on_message();
-        let message = self.connection.recv().await.map_err(lost)?;
+        let connection = match &self.link {
+            Link::Direct(connection) => connection,
+            Link::Tcp(tcp) => return tcp.receive().await,
+        };
+        let message = connection.recv().await.map_err(lost)?;
         if let (Some(token), Some(observer)) = (message.invalidated_token(), &self.on_invalidated) {
             observer(token);
         }

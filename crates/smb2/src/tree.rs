@@ -67,13 +67,17 @@ impl Requests {
     ) -> Self {
         let params = smb.params().expect("NEGOTIATE succeeded");
         let server = params.max_read_size.min(params.max_write_size) as usize;
-        let direct = transport.connection().negotiated();
-        let fit = message_bytes(
-            direct.max_fragmented_send_size,
-            direct.max_fragmented_receive_size,
-        );
+        let direct = transport.direct().map(Connection::negotiated);
+        let fit = direct.map_or(usize::MAX, |direct| {
+            let (send, receive) = (
+                direct.max_fragmented_send_size,
+                direct.max_fragmented_receive_size,
+            );
+            message_bytes(send, receive)
+        });
+        let rdma = direct.map_or(0, |direct| direct.max_read_write_size);
         let inner = Inner {
-            rdma_bytes: server.min(direct.max_read_write_size as usize).max(1),
+            rdma_bytes: server.min(rdma as usize).max(1),
             message_bytes: server.min(fit).max(1),
             transport,
             smb,
@@ -169,8 +173,9 @@ impl Requests {
         self.inner.smb.clone()
     }
 
-    pub(crate) fn connection(&self) -> &Connection {
-        self.inner.transport.connection()
+    /// Returns the SMB Direct connection, if it is one.
+    pub(crate) fn direct(&self) -> Option<&Connection> {
+        self.inner.transport.direct()
     }
 
     /// Remembers that the server does not take RDMA.
@@ -246,10 +251,14 @@ impl Requests {
             Poll::Pending => tokio::select! {
                 biased;
                 answers = &mut sending => answers,
-                () = self.abandoned() => {
-                    transport.connection().abort();
-                    sending.await
-                }
+                () = self.abandoned() => match transport.direct() {
+                    Some(connection) => {
+                        connection.abort();
+                        sending.await
+                    }
+                    // The server has no memory of this process.
+                    None => return Err(Error::NoAnswer(transport.limit())),
+                },
             },
         };
         turn.in_flight.answered();

@@ -14,14 +14,16 @@ pub(super) const MIN_SEND_ELEMENTS: u32 = 6;
 /// Returns the sections about this machine: the kernel's client, and without a target the server.
 pub(super) fn sections(facts: &Facts) -> Vec<Section> {
     let machine = &facts.machine;
-    if !machine.is_linux {
+    if !machine.is_known {
+        let evidence = if cfg!(target_os = "linux") {
+            "/proc/sys/kernel/osrelease cannot be read, so nothing is known of its own SMB Direct; mount /proc"
+        } else {
+            "it is not Linux: its own SMB Direct cannot be examined from here"
+        };
         return vec![Section {
             about: About::Client,
             title: "This machine".into(),
-            steps: vec![Step::unknown(
-                "system",
-                "it is not Linux: its own SMB Direct cannot be examined from here",
-            )],
+            steps: vec![Step::unknown("system", evidence)],
         }];
     }
     let mut client = vec![kernel_client(machine)];

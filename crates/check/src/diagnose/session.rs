@@ -18,20 +18,10 @@ pub(super) fn section(remote: &Remote) -> Option<Section> {
     let title = format!("Session of {} over {}", session.user, session.over);
     let mut steps = Vec::new();
     match &session.login {
-        // Another status means a wrong name or password. The login of this command does not
-        // announce encryption, and Samba then refuses it.
-        Some(why) if why.is_access_denied => {
-            let why = &why.text;
-            let evidence = format!("{why}: the server demands encryption, or bars this account");
-            steps.push(Step {
-                name: "login".into(),
-                ..encryption(&evidence)
-            });
-        }
         // The reason names its cure, or the log of the server does.
         Some(why) if session.is_kerberos => {
             let cause = "there is no ticket for the server, or the server refuses it";
-            let step = Step::fault("login", why.text.clone(), Fault::LoginFailed, cause);
+            let step = Step::fault("login", why.clone(), Fault::LoginFailed, cause);
             steps.push(
                 step.cure(RunOn::Here, format!("kinit {}", session.user))
                     .cure(
@@ -45,8 +35,8 @@ pub(super) fn section(remote: &Remote) -> Option<Section> {
             );
         }
         Some(why) => {
-            let cause = "the server refuses the account, or the session failed";
-            let step = Step::fault("login", why.text.clone(), Fault::LoginFailed, cause);
+            let cause = "the server refuses the account or requires encryption other than AES-128, or the session failed";
+            let step = Step::fault("login", why.clone(), Fault::LoginFailed, cause);
             steps.push(
                 step.cure(
                     RunOn::Ksmbd,
@@ -61,14 +51,8 @@ pub(super) fn section(remote: &Remote) -> Option<Section> {
     match &session.share {
         Some(Err(why)) => {
             let share = remote.share.as_deref().unwrap_or_default();
-            let cause = if why.is_access_denied {
-                format!(
-                    "this account may not use the share {share}, or the share demands encryption"
-                )
-            } else {
-                format!("the server does not let this account use the share {share}")
-            };
-            let step = Step::fault("share", why.text.clone(), Fault::ShareUnknown, cause);
+            let cause = format!("the server does not let this account use the share {share}");
+            let step = Step::fault("share", why.clone(), Fault::ShareUnknown, cause);
             steps.push(step.cure(
                 RunOn::Here,
                 format!("smbclient -L {} -U {}", remote.host, session.user),

@@ -18,7 +18,7 @@ const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 2));
 fn machine() -> Machine {
     let present = Module::Present;
     Machine {
-        is_linux: true,
+        is_known: true,
         release: "7.2.13".into(),
         kernel: Kernel {
             config: Some("/proc/config.gz".into()),
@@ -115,13 +115,6 @@ fn remote() -> Remote {
         attempts: vec![attempt(Fabric::Iwarp, Ok(reached()))],
         session: None,
         measurement: None,
-    }
-}
-
-fn refusal(is_access_denied: bool) -> Refusal {
-    Refusal {
-        is_access_denied,
-        text: "refused".into(),
     }
 }
 
@@ -245,8 +238,12 @@ fn the_kernel() {
     is(&other, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
     let unknown = of_machine(|machine| machine.kernel.cifs_smb_direct = Setting::Unknown);
     is(&unknown, Outcome::Unknown, &[]);
-    let other_system = of_machine(|machine| machine.is_linux = false);
+    let other_system = of_machine(|machine| machine.is_known = false);
     is(&other_system, Outcome::Unknown, &[]);
+    if cfg!(target_os = "linux") {
+        let evidence = &other_system.sections[0].steps[0].evidence;
+        assert!(evidence.contains("mount /proc"), "{evidence}");
+    }
     // On a machine that is not a server this is only a limit.
     let client = of_machine(|machine| machine.kernel.server_smb_direct = Setting::Off);
     is(&client, Outcome::Works, &[Fault::KernelWithoutServer]);

@@ -136,7 +136,7 @@ fn fault_in(steps: &[Step], wanted: impl Fn(&Step) -> bool) -> Option<&Step> {
 
 /// Returns why the kernel of this machine cannot mount with RDMA, if that is known.
 fn no_mount(machine: &Machine) -> Option<&'static str> {
-    if !machine.is_linux {
+    if !machine.is_known {
         return None;
     }
     if local::has_client(&machine.kernel, &machine.client) == Setting::Off {
@@ -170,10 +170,10 @@ fn in_use(facts: &Facts, sections: &[Section]) -> String {
 
 fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
     let machine = &facts.machine;
-    if !machine.is_linux {
+    if !machine.is_known {
         return (
             Outcome::Unknown,
-            "This system cannot be checked; name a server to check the way to it".into(),
+            "This machine cannot be checked; name a server to check the way to it".into(),
         );
     }
     let adapters: Vec<String> = machine

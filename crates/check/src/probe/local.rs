@@ -14,7 +14,7 @@ pub(super) fn gather(root: &Root) -> Machine {
         None
     };
     Machine {
-        is_linux: root.exists("proc/sys/kernel/osrelease"),
+        is_known: root.exists("proc/sys/kernel/osrelease"),
         kernel: kernel::read(root, &release),
         client: mounts::read(root),
         server: servers::read(root),

@@ -11,17 +11,18 @@ mod usage;
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, ensure};
+use smbdirect_smb2::{File, Login};
 use tokio::time::{Instant, timeout_at};
 
 use self::{
     phase::{Phase, SMALL_BYTES},
-    session::{File, Session},
+    session::Session,
 };
 use super::attempt::Candidate;
 use crate::{
     facts::{Fabric, Measured, Measurement, Remote},
     measurement::Operation,
-    settings::{Account, Measure, Stage},
+    settings::{Measure, Stage},
 };
 
 /// Longest time for all measurements. The command has other steps, and ends within a minute.
@@ -38,7 +39,7 @@ pub(super) async fn measure(
     remote: &Remote,
     address: SocketAddr,
     candidates: &[Candidate],
-    account: &Account,
+    login: &Login,
     measure: &Measure,
     port: Option<u16>,
     progress: &(dyn Fn(Stage) + Sync),
@@ -60,11 +61,7 @@ pub(super) async fn measure(
         });
         let share = remote.share.as_deref().unwrap_or_default();
         let work = async {
-            let over = match candidate {
-                None => address.into(),
-                Some(candidate) => (candidate, address).into(),
-            };
-            let session = Session::open(over, &remote.host, share, account).await?;
+            let session = Session::open(candidate, address, &remote.host, share, login).await?;
             let done =
                 all_phases(&session, measure, &mut cached, &mut measured, &mut scratch).await;
             session.close().await;
@@ -132,7 +129,7 @@ async fn all_phases(
         Some(path) => session.open_file(path).await?,
         None => session.scratch_file(&measure.folder, scratch).await?,
     };
-    measured.signs = session.signs();
+    measured.signs = session.signs;
     measured.in_messages = session.in_messages();
     let done = with_file(session, &file, measure, cached, measured).await;
     // The server may have refused RDMA, or granted more.
@@ -143,7 +140,8 @@ async fn all_phases(
     if closed.is_ok() {
         *scratch = None;
     }
-    done.and(closed)
+    done?;
+    Ok(closed?)
 }
 
 async fn with_file(

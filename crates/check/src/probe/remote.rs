@@ -5,8 +5,9 @@ use std::{net::SocketAddr, time::Duration};
 
 use smbdirect::rdma::{iwarp::IwarpConfig, roce::Roce};
 use smbdirect_smb::frame::PORT as SMB_PORT;
-use smbdirect_transport::text;
-use tokio::{net::lookup_host, task, time::timeout};
+use smbdirect_smb2::Login;
+use smbdirect_transport::{Address, resolve_within, text};
+use tokio::task;
 
 use super::{
     attempt::{self, Candidate},
@@ -19,7 +20,7 @@ use crate::{
     facts::{
         Attempt, AttemptFault, Fabric, Ksmbd, Machine, Path, Remote, Session, Smb, SmbFault, Tcp,
     },
-    settings::{Account, Stage, Target},
+    settings::{Stage, Target},
 };
 
 /// Longest time for the name of the server.
@@ -37,22 +38,27 @@ pub(super) async fn gather(
 ) -> Remote {
     let mut remote = unprobed(&target);
     progress(Stage::Name);
-    let mut addresses = match resolve(&target.host).await {
+    let host = Address {
+        host: target.host.clone(),
+        port: Some(SMB_PORT),
+    };
+    let mut addresses = match resolve_within(NAME_TIMEOUT, &host, SMB_PORT).await {
         Ok(addresses) => addresses,
-        Err(why) => {
-            remote.addresses = Err(why);
+        Err(error) => {
+            remote.addresses = Err(text::plain(&error.why()));
             return remote;
         }
     };
+    addresses.dedup();
     remote.addresses = Ok(addresses.iter().map(SocketAddr::ip).collect());
     // IPv4 first, because ksmbd listens for RDMA on IPv4 only.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     addresses.truncate(MAX_ADDRESSES);
     let (mut remote, address, candidates) =
         first_that_answers(remote, &addresses, &target, machine, progress).await;
-    if let Some(account) = &target.account {
+    if let Some(login) = &target.login {
         progress(Stage::Session);
-        remote.session = in_session(&remote, address, &candidates, account).await;
+        remote.session = in_session(&remote, address, &candidates, login).await;
         // A server counts wrong passwords, and may lock the account.
         let session = remote.session.as_ref();
         let is_refused = session.is_some_and(|session| session.login.is_some());
@@ -61,7 +67,7 @@ pub(super) async fn gather(
                 &remote,
                 address,
                 &candidates,
-                account,
+                login,
                 wanted,
                 target.port,
                 progress,
@@ -206,29 +212,6 @@ pub(super) async fn own_ksmbd(
     Some(attempt::attempt(&candidate, (address, IWARP_PORT).into()).await)
 }
 
-/// Returns the addresses of a host, with the port of SMB and the zone of a link-local address.
-async fn resolve(host: &str) -> Result<Vec<SocketAddr>, String> {
-    match timeout(NAME_TIMEOUT, lookup_host((host, SMB_PORT))).await {
-        Ok(Ok(found)) => {
-            let mut addresses: Vec<SocketAddr> = found.collect();
-            addresses.dedup();
-            if addresses.is_empty() {
-                Err("it has no addresses".into())
-            } else {
-                Ok(addresses)
-            }
-        }
-        Ok(Err(error)) => {
-            let text = error.to_string();
-            let text = text
-                .strip_prefix("failed to lookup address information: ")
-                .unwrap_or(&text);
-            Err(text::plain(&text))
-        }
-        Err(_) => Err(format!("no answer within {} s", NAME_TIMEOUT.as_secs())),
-    }
-}
-
 /// Returns the attempts to make, and those that cannot be made: the adapters of this machine, software RoCE if none
 /// of them is for RoCE, software iWARP, and both at `port`.
 fn candidates(
@@ -337,7 +320,7 @@ async fn in_session(
     remote: &Remote,
     address: SocketAddr,
     candidates: &[Candidate],
-    account: &Account,
+    login: &Login,
 ) -> Option<Session> {
     let over = match &remote.smb {
         Some(Ok(_)) => Over::Tcp(address),
@@ -350,13 +333,9 @@ async fn in_session(
             Over::SmbDirect(attempt::open(candidate, address).await.ok()?)
         }
     };
-    let connection = match &over {
-        Over::SmbDirect(connection) => Some(connection.clone()),
-        Over::Tcp(_) => None,
-    };
-    let session = session::query(over, &remote.host, remote.share.as_deref(), account).await;
-    if let Some(connection) = connection {
-        attempt::leave(&connection).await;
+    let session = session::query(&over, &remote.host, remote.share.as_deref(), login).await;
+    if let Over::SmbDirect(connection) = &over {
+        attempt::leave(connection).await;
     }
     Some(session)
 }
@@ -376,7 +355,7 @@ mod tests {
             host: "server".into(),
             port: Some(listener.local_addr().port()),
             share: None,
-            account: None,
+            login: None,
             measure: None,
             iwarp_tap: None,
             roce_tap: None,

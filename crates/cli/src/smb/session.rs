@@ -10,14 +10,12 @@ use smb2::{
     types::{Command, status::NtStatus},
 };
 use smbdirect::{Connection, ConnectionError};
-use smbdirect_smb2::{
-    Account, Client, Error, File, OpenMode, Share, ShareEntry, Tickets, Transfer,
-};
+use smbdirect_smb2::{Account, Client, Error, File, Login, OpenMode, Share, ShareEntry, Transfer};
 
 use crate::{
     failure::{Kind, OfKind, of_kind},
-    options::{Address, CommonOptions, ConnectOptions, seconds, usage},
-    password::{Descriptor, password},
+    login::LoginOptions,
+    options::{Address, CommonOptions, ConnectOptions, seconds},
     pcap::Capture,
     report::{NegotiatedReport, Report},
     transport,
@@ -28,21 +26,8 @@ use super::place::Place;
 /// Options of `get`, `put` and `ls`.
 #[derive(Debug, Args)]
 pub(crate) struct SmbOptions {
-    /// Log in as this user, DOMAIN\USER for a domain [default: an anonymous session]. The password is
-    /// asked for, unless SMBDIRECT_PASSWORD is set
-    #[arg(short, long, value_name = "USER")]
-    user: Option<String>,
-
-    /// Read the password from this file descriptor
-    #[arg(long, value_name = "N", conflicts_with = "kerberos")]
-    password_fd: Option<Descriptor>,
-
-    /// Log in by Kerberos, with the ticket of `kinit`
-    ///
-    /// The ticket is that of KRB5CCNAME, or of the default credential cache, which has to be a file. Give the
-    /// name of the server, not its address
-    #[arg(short, long, conflicts_with = "user")]
-    kerberos: bool,
+    #[command(flatten)]
+    login: LoginOptions,
 
     /// Longest time for the server to answer a request
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
@@ -125,19 +110,18 @@ impl SmbOptions {
 
     /// Connects and logs in.
     async fn log_in(&self, place: &Place) -> Result<LoggedIn> {
-        let login = self.login(place).await?;
+        let login = self.login.login(place).await?;
+        let login = login.unwrap_or_else(|| Login::Account(Account::default()));
         let config = self.common.config(Some(&self.connect), None)?;
         let (rdma, capture) =
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
         let connection = rdma.connect(&place.address, &config).await;
         let connection = connection.of_kind(Kind::Connect)?;
         let server = &place.address.host;
-        let smb = login
-            .connect(connection.clone(), server, self.answer_timeout)
-            .await;
+        let smb = Client::connect(connection.clone(), server, &login, self.answer_timeout).await;
         let smb = smb.map_err(|error| {
             let kind = kind_of(&error, Kind::Login);
-            of_kind(kind, login.explain(error, place))
+            of_kind(kind, explain_login(error, place, &login))
         })?;
         Ok(LoggedIn {
             smb,
@@ -147,41 +131,13 @@ impl SmbOptions {
         })
     }
 
-    /// Returns what to log in with.
-    async fn login(&self, place: &Place) -> Result<Login> {
-        let user = place.user(self.user.as_deref(), self.kerberos)?;
-        if self.kerberos {
-            let tickets = Tickets::load().of_kind(Kind::Login)?;
-            return Ok(Login::Tickets(tickets));
-        }
-        Ok(Login::Account(self.account(user).await?))
-    }
-
     /// Returns how to log in as another user.
     const fn other(&self) -> &'static str {
-        if self.kerberos {
+        if self.login.kerberos {
             "log in as another user by `kinit USER@REALM`"
         } else {
             "give --user USER"
         }
-    }
-
-    async fn account(&self, user: Option<&str>) -> Result<Account> {
-        let Some(user) = user else {
-            return match self.password_fd {
-                None => Ok(Account::default()),
-                Some(_) => Err(usage("--password-fd needs --user")),
-            };
-        };
-        let (domain, name) = user.split_once('\\').unwrap_or(("", user));
-        if name.is_empty() {
-            return Err(usage("the user has no name"));
-        }
-        let mut account = Account::default();
-        account.user = name.into();
-        account.domain = domain.into();
-        account.password = password(user, self.password_fd.as_ref()).await?;
-        Ok(account)
     }
 }
 
@@ -209,64 +165,6 @@ impl LoggedIn {
             rdma: transfer.map(|_| reason.is_none()),
             reason,
         });
-    }
-}
-
-/// What to log in with.
-enum Login {
-    Account(Account),
-    Tickets(Tickets),
-}
-
-impl Login {
-    async fn connect(
-        &self,
-        connection: Connection,
-        server: &str,
-        limit: Duration,
-    ) -> Result<Client, Error> {
-        match self {
-            Self::Account(account) => Client::connect(connection, server, account, limit).await,
-            Self::Tickets(tickets) => {
-                Client::connect_with_tickets(connection, server, tickets, limit).await
-            }
-        }
-    }
-
-    /// Explains why the login failed, and what to try.
-    fn explain(&self, error: Error, place: &Place) -> anyhow::Error {
-        let address = &place.address;
-        if let Some(explained) = explain_start(&error, address) {
-            return explained;
-        }
-        match (self, error) {
-            (_, Error::Kerberos(error)) => anyhow!("no login by Kerberos: {error}"),
-            (Self::Account(account), error) => explain_login(error, place, account),
-            (Self::Tickets(tickets), error) if error.status().is_some() => anyhow!(
-                "{address} refuses the Kerberos ticket of {} ({error}); run `kinit` again, in case the cache has a \
-                 ticket for an older key of the server; its clock may be wrong, its keytab older than its key in the \
-                 realm, or the user unknown there; its log says which",
-                tickets.principal()
-            ),
-            (Self::Tickets(tickets), Error::NoKey) => anyhow!(
-                "{address} asks for encryption, and takes {} for a guest, who cannot encrypt; the user is unknown there",
-                tickets.principal()
-            ),
-            (Self::Tickets(tickets), Error::Smb2(ref cause))
-                if cause.kind() == ErrorKind::GuestSessionRefused =>
-            {
-                anyhow!(
-                    "{address} lets {} in as a guest only: it accepts the ticket, but has no such user; add the user \
-                     there",
-                    tickets.principal()
-                )
-            }
-            (Self::Tickets(tickets), error) => {
-                let mut account = Account::default();
-                account.user = tickets.principal();
-                explain_login(error, place, &account)
-            }
-        }
     }
 }
 
@@ -370,41 +268,59 @@ fn explain_start(error: &Error, address: &Address) -> Option<anyhow::Error> {
     }
 }
 
-fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
-    let (address, user) = (&place.address, &account.user);
+/// Explains why the login failed, and what to try.
+fn explain_login(error: Error, place: &Place, login: &Login) -> anyhow::Error {
+    let (address, user) = (&place.address, &login.user());
+    if let Some(explained) = explain_start(&error, address) {
+        return explained;
+    }
     let status = error.status();
-    if status == Some(NTLM_BLOCKED) {
-        return anyhow!(
-            "{address} accepts no passwords: NTLM is off there ({error}); log in with --kerberos"
-        );
+    let is_guest_only =
+        matches!(&error, Error::Smb2(cause) if cause.kind() == ErrorKind::GuestSessionRefused);
+    if let Error::Kerberos(error) = error {
+        return anyhow!("no login by Kerberos: {error}");
+    }
+    if let Login::Tickets(_) = login {
+        return match error {
+            error if status.is_some() => anyhow!(
+                "{address} refuses the Kerberos ticket of {user} ({error}); run `kinit` again, in case the cache has a \
+                 ticket for an older key of the server; its clock may be wrong, its keytab older than its key in the \
+                 realm, or the user unknown there; its log says which"
+            ),
+            Error::NoKey => anyhow!(
+                "{address} asks for encryption, and takes {user} for a guest, who cannot encrypt; the user is unknown there"
+            ),
+            _ if is_guest_only => anyhow!(
+                "{address} lets {user} in as a guest only: it accepts the ticket, but has no such user; add the user there"
+            ),
+            error => anyhow!("{address} refuses the login of `{user}`: {error}"),
+        };
     }
     let is_guest = user.is_empty() || user.eq_ignore_ascii_case("guest");
-    if status == Some(NtStatus::ACCESS_DENIED) && is_guest {
-        return anyhow!(
+    match (status, error) {
+        (Some(NTLM_BLOCKED), error) => anyhow!(
+            "{address} accepts no passwords: NTLM is off there ({error}); log in with --kerberos"
+        ),
+        (Some(NtStatus::ACCESS_DENIED), error) if is_guest => anyhow!(
             "{address} accepts no guests, or requires encryption ({error}): {NO_GUESTS}; give --user USER"
-        );
-    }
-    if status == Some(NtStatus::ACCESS_DENIED) {
-        return anyhow!(
+        ),
+        (Some(NtStatus::ACCESS_DENIED), error) => anyhow!(
             "{address} refuses the login of `{user}` ({error}): the account may not log in, or the server \
              requires encryption other than AES-128"
-        );
-    }
-    if status.is_some() && user.is_empty() {
-        return anyhow!(
-            "{address} refuses an anonymous session ({error}); give --user USER or --kerberos"
-        );
-    }
-    if status == Some(NtStatus::LOGON_FAILURE) {
-        return anyhow!("{address} refuses the login of {user}; check the user and the password");
-    }
-    match error {
-        Error::NoKey => anyhow!("{address} asks for encryption: {NO_GUESTS}; give --user USER"),
-        Error::Smb2(ref cause) if cause.kind() == ErrorKind::GuestSessionRefused => anyhow!(
-            "{address} lets {user} in as a guest only; check the user and the password, or give \
-             --user Guest"
         ),
-        error => anyhow!("{address} refuses the login of `{user}`: {error}"),
+        (Some(_), error) if user.is_empty() => anyhow!(
+            "{address} refuses an anonymous session ({error}); give --user USER or --kerberos"
+        ),
+        (Some(NtStatus::LOGON_FAILURE), _) => {
+            anyhow!("{address} refuses the login of {user}; check the user and the password")
+        }
+        (_, Error::NoKey) => {
+            anyhow!("{address} asks for encryption: {NO_GUESTS}; give --user USER")
+        }
+        _ if is_guest_only => anyhow!(
+            "{address} lets {user} in as a guest only; check the user and the password, or give --user Guest"
+        ),
+        (_, error) => anyhow!("{address} refuses the login of `{user}`: {error}"),
     }
 }
 
@@ -531,7 +447,7 @@ mod tests {
         let login = Login::Account(Account::default());
         for code in FULL {
             for explained in [
-                login.explain(status(Command::SessionSetup, code), &place),
+                explain_login(status(Command::SessionSetup, code), &place, &login),
                 explain_share(status(Command::TreeConnect, code), &place, "", true),
                 explain_list(status(Command::TreeConnect, code), &place, ""),
                 explain_path(status(Command::Create, code), &place),
@@ -564,7 +480,7 @@ mod tests {
                 "the server may be full",
             ),
         ] {
-            let text = login.explain(error, &place).to_string();
+            let text = explain_login(error, &place, &login).to_string();
             assert!(text.contains(says), "{text}");
         }
     }

@@ -10,12 +10,10 @@ use std::{
 
 use anyhow::{Result, ensure};
 use bytes::BytesMut;
+use smbdirect_smb2::File;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{
-    session::{File, Session},
-    usage::Usage,
-};
+use super::{session::Session, usage::Usage};
 use crate::measurement::{Operation, Rate};
 
 /// Bytes of a small request: the shortest that Linux moves by RDMA.
@@ -114,12 +112,16 @@ impl Phase {
                 break;
             }
             let offset = number % places * u64::from(self.request_bytes);
-            let (returned, by_rdma) = if self.operation == Operation::Write {
-                file.write(offset, buffer).await?
+            let by_rdma;
+            (buffer, by_rdma) = if self.operation == Operation::Write {
+                let written = file.write(offset, buffer).await?;
+                (written.data, written.by_rdma)
             } else {
-                file.read(offset, buffer).await?
+                let wanted = buffer.len();
+                let read = file.read(offset, buffer).await?;
+                ensure!(read.data.len() == wanted, "the file became shorter");
+                (read.data, read.by_rdma)
             };
-            buffer = returned;
             done.requests.fetch_add(1, Relaxed);
             done.answered(begun.elapsed());
             done.by_rdma.fetch_add(by_rdma as u64, Relaxed);
