@@ -10,6 +10,7 @@ mod serve;
 mod table;
 
 use std::{
+    net::TcpStream,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -30,10 +31,8 @@ use crate::{report::Report, signals};
 
 pub(crate) use options::Bench;
 
-/// How long a default run may measure.
-const DEFAULT_TOTAL: Duration = Duration::from_secs(20);
-/// How long a run with --full may measure.
-const FULL_TOTAL: Duration = Duration::from_secs(400);
+/// How long a run may measure.
+const TOTAL: Duration = Duration::from_secs(20);
 
 impl Bench {
     pub(crate) async fn run(self) -> Result<bool> {
@@ -43,6 +42,10 @@ impl Bench {
         }
         let choice = self.choice(&cores)?;
         let adapters = self.adapters()?;
+        let far = match &self.address {
+            Some(address) => Some(signals::unless_interrupted(serve::connect(address)).await?),
+            None => None,
+        };
         let (stop, mut interrupted) = (
             Arc::new(AtomicBool::new(false)),
             signals::Interrupted::new(),
@@ -51,7 +54,7 @@ impl Bench {
         let stopped = stop.clone();
         let worker = move || {
             // After a second signal the receiver no longer exists.
-            let _ = sender.send(self.measure(&cores, adapters, &choice, &stopped));
+            let _ = sender.send(self.measure(&cores, adapters, far, &choice, &stopped));
         };
         thread::Builder::new().name("bench".into()).spawn(worker)?;
         tokio::select! {
@@ -70,6 +73,7 @@ impl Bench {
         &self,
         cores: &Cores,
         adapters: Option<Arc<dyn Provider>>,
+        far: Option<TcpStream>,
         choice: &Choice,
         stop: &AtomicBool,
     ) -> Result<bool> {
@@ -80,9 +84,7 @@ impl Bench {
             _ => &[cores.near()],
         };
         let _awake = self.keep_awake(cores, ends)?;
-        let setting = self.setting(cores, adapters);
-        let mut far = serve::Far::start(self, &setting)?;
-        let mut near = far.near(setting)?;
+        let mut near = serve::near(far, self.setting(cores, adapters))?;
         let rows = choice.rows();
         let mut measured = Measured::default();
         output::print_head(self, &report, choice);
@@ -93,8 +95,7 @@ impl Bench {
             connections::print_idle(&report, &idle);
         }
         if !rows.is_empty() {
-            let total = if self.full { FULL_TOTAL } else { DEFAULT_TOTAL };
-            let effort = self.effort(rows.len(), total);
+            let effort = self.effort(rows.len(), TOTAL);
             measured = output::measure_rows(&report, &mut near, &rows, effort, stop)?;
         }
         let summary = measured.summarise();

@@ -3,16 +3,20 @@
 mod pair;
 
 use std::{
+    fs::File,
+    io::Read as _,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
+use bytes::BytesMut;
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use smbdirect::Statistics;
+use tokio::task::block_in_place;
 
 use crate::{
     failure::{Kind, OfKind, of_kind},
@@ -161,7 +165,7 @@ impl Demo {
                 ..LONG_FILE_BYTES => ProgressBar::hidden(),
                 _ => report.progress(length, name),
             };
-            pair.move_file(&path, method, &bar).await?;
+            move_file(&pair, &path, method, &bar).await?;
             bar.finish_and_clear();
             let (took, work) = (started.elapsed(), Work::of(&pair).since(&before));
             report.line(format_args!(
@@ -183,6 +187,22 @@ impl Demo {
         let legs = METHODS.len();
         report.event(&Event::Summary { legs, ok: true });
         Ok(true)
+    }
+}
+
+/// Moves the file from one end to the other, and compares.
+async fn move_file(pair: &Pair, path: &Path, method: Method, bar: &ProgressBar) -> Result<()> {
+    let mut file = File::open(path).of_kind(Kind::File)?;
+    loop {
+        let mut piece = Vec::with_capacity(pair.piece_bytes());
+        let mut part = (&mut file).take(pair.piece_bytes() as u64);
+        let read = block_in_place(|| part.read_to_end(&mut piece)).of_kind(Kind::File)?;
+        if read == 0 {
+            return Ok(());
+        }
+        let arrived = pair.move_piece(BytesMut::from(&*piece), method).await?;
+        ensure!(arrived == piece, "other bytes arrived than were sent");
+        bar.inc(read as u64);
     }
 }
 

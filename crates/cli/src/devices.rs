@@ -1,6 +1,8 @@
 //! `smbdirect devices`: the RDMA of this machine, in software and by adapters, and whether SMB Direct
 //! can use it.
 
+use std::io;
+
 use anyhow::Result;
 use clap::{ArgAction, Args};
 use serde::Serialize;
@@ -29,10 +31,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect devices
   rdma link add rxe0 type rxe netdev eth0      makes a software adapter: RoCE, or siw for iWARP
 
-\x1b[1m\x1b[4mIn the table:\x1b[0m
-  QUEUE work requests in a queue, SGES pieces of memory in a Send, READS that are served and issued
-  concurrently on a connection. INVALIDATE is `sends` if the adapter can send Send with Invalidate, and
-  `windows` if it has memory windows, whose tokens a peer can invalidate.
+\x1b[1m\x1b[4mOf an adapter:\x1b[0m
+  queue: work requests in a queue; pieces: of memory in a Send; reads: RDMA Reads that are served and
+  issued concurrently on a connection; invalidates: it can send Send with Invalidate; windows: it has
+  memory windows, whose tokens a peer can invalidate
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"software\", transport, port_of_smb_direct, usable, why_not, datagrams_per_send,
@@ -44,9 +46,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 impl Devices {
     pub(crate) fn run(self) -> Result<bool> {
         let report = Report::new(self.json);
-        for software in [Software::iwarp(), Software::roce()] {
-            software.print(&report);
-        }
+        Software::new(Kind::Iwarp, 5445, None).print(&report);
+        Software::new(Kind::Roce, 445, Some(capabilities())).print(&report);
         adapters(&report)
     }
 }
@@ -68,14 +69,19 @@ fn adapters(report: &Report) -> Result<bool> {
         let why = unavailable(&why);
         anyhow::anyhow!("no RDMA adapter can be used: {why:#}; only --transport verbs needs one")
     })?;
-    let rows = devices.iter().flat_map(linux::rows).collect::<Vec<_>>();
-    for line in linux::table(&rows, report.style) {
-        report.line(line);
-    }
     for device in &devices {
-        report.event(&linux::Event::of(device));
+        linux::Event::of(device).print(report);
     }
     Ok(devices.iter().any(|device| device.unusable.is_none()))
+}
+
+/// Returns whether SMB Direct can use something, in words.
+fn verdict(port: Option<u16>, why_not: Option<&str>) -> String {
+    match (why_not, port) {
+        (Some(why), _) => format!("no: {}", report::printable(why)),
+        (None, Some(port)) => format!("yes, port {port}"),
+        (None, None) => "yes".into(),
+    }
 }
 
 /// A transport in software.
@@ -94,55 +100,31 @@ struct Software {
 }
 
 impl Software {
-    const fn iwarp() -> Self {
+    /// `udp` is what its UDP sockets can do, if it has some.
+    fn new(
+        transport: Kind,
+        port_of_smb_direct: u16,
+        udp: Option<io::Result<Capabilities>>,
+    ) -> Self {
+        let udp = udp.transpose();
+        let why_not = udp.as_ref().err();
+        let why_not = why_not.map(|error| format!("no UDP socket: {}", report::plain(error)));
+        let udp = udp.ok().flatten();
         Self {
-            transport: Kind::Iwarp,
-            port_of_smb_direct: 5445,
-            usable: true,
-            why_not: None,
-            datagrams_per_send: None,
-            datagrams_per_receive: None,
-            receive_buffer: None,
-            identification_is_right: None,
-            udp_port_taken: None,
-        }
-    }
-
-    fn roce() -> Self {
-        let roce = Self {
-            transport: Kind::Roce,
-            port_of_smb_direct: 445,
-            ..Self::iwarp()
-        };
-        match capabilities() {
-            Ok(Capabilities {
-                send_segments,
-                receive_segments,
-                receive_buffer,
-                identification,
-                port_taken,
-            }) => Self {
-                datagrams_per_send: Some(send_segments),
-                datagrams_per_receive: Some(receive_segments),
-                receive_buffer: Some(receive_buffer),
-                identification_is_right: identification,
-                udp_port_taken: port_taken,
-                ..roce
-            },
-            Err(error) => Self {
-                usable: false,
-                why_not: Some(format!("no UDP socket: {}", report::plain(&error))),
-                ..roce
-            },
+            transport,
+            port_of_smb_direct,
+            usable: why_not.is_none(),
+            why_not,
+            datagrams_per_send: udp.as_ref().map(|udp| udp.send_segments),
+            datagrams_per_receive: udp.as_ref().map(|udp| udp.receive_segments),
+            receive_buffer: udp.as_ref().map(|udp| udp.receive_buffer),
+            identification_is_right: udp.as_ref().and_then(|udp| udp.identification),
+            udp_port_taken: udp.and_then(|udp| udp.port_taken),
         }
     }
 
     fn print(&self, report: &Report) {
-        let port = self.port_of_smb_direct;
-        let verdict = match &self.why_not {
-            None => format!("yes, port {port}"),
-            Some(why) => format!("no: {}", report::printable(why)),
-        };
+        let verdict = verdict(Some(self.port_of_smb_direct), self.why_not.as_deref());
         let over = if self.transport == Kind::Iwarp {
             "TCP"
         } else {
@@ -157,7 +139,7 @@ impl Software {
             self.datagrams_per_receive,
             self.receive_buffer,
         ) {
-            let ports = match &self.udp_port_taken {
+            let port = match &self.udp_port_taken {
                 None => "UDP port 4791 is free".into(),
                 Some(who) => format!(
                     "cannot listen: UDP port 4791 is taken, {}",
@@ -165,20 +147,17 @@ impl Software {
                 ),
             };
             let checksums = match self.identification_is_right {
-                Some(true) => "RoCE checksums (ICRC) over IPv4 are right; tested with a raw socket",
+                Some(true) => "are right; tested with a raw socket",
                 Some(false) => {
-                    "RoCE checksums (ICRC) over IPv4 are wrong on this system, and only peers that use this \
-                     library accept them; use IPv6"
+                    "are wrong on this system, and only peers that use this library accept them; use IPv6"
                 }
-                None => {
-                    "RoCE checksums (ICRC) over IPv4 were not tested: that needs the privilege to open a raw socket"
-                }
+                None => "were not tested: that needs the privilege to open a raw socket",
             };
             let buffer = report::bytes(buffer as u64);
             report.line(format_args!(
-                "      sends {send} and receives {receive} datagrams per call (GSO, GRO), receive buffer {buffer}"
+                "      sends {send} and receives {receive} datagrams per call (GSO, GRO), receive buffer {buffer}\n      \
+                 {port}; RoCE checksums (ICRC) over IPv4 {checksums}"
             ));
-            report.line(format_args!("      {ports}; {checksums}"));
         }
         report.event(self);
     }
@@ -187,115 +166,30 @@ impl Software {
 #[cfg(target_os = "linux")]
 mod linux {
     use serde::Serialize;
-    use smbdirect_verbs::{Device, Port};
+    use smbdirect_verbs::Device;
 
-    use crate::report::{Style, printable};
+    use crate::report::{Report, printable};
 
-    const COLUMNS: usize = 11;
-    const HEAD: [&str; COLUMNS] = [
-        "DEVICE",
-        "TRANSPORT",
-        "PORT",
-        "STATE",
-        "LINK",
-        "MTU",
-        "QUEUE",
-        "SGES",
-        "READS",
-        "INVALIDATE",
-        "SMB DIRECT",
-    ];
-
-    /// Returns a row for each port, the first with the fields of the device.
-    pub(super) fn rows(device: &Device) -> Vec<[String; COLUMNS]> {
-        let verdict = match &device.unusable {
-            None => {
-                let port = device.transport.smb_direct_port();
-                port.map_or_else(|| "yes".into(), |port| format!("yes, port {port}"))
-            }
-            Some(why) => format!("no: {}", printable(why)),
-        };
-        let invalidate = match (device.send_with_invalidate, device.memory_windows) {
-            (false, _) => "no",
-            (true, false) => "sends",
-            (true, true) => "sends, windows",
-        };
-        let first = [
-            printable(&device.name),
-            device.transport.to_string(),
-            String::new(),
-            String::new(),
-            String::new(),
-            String::new(),
-            device.max_queue.to_string(),
-            device.max_send_elements.to_string(),
-            format!("{}/{}", device.max_inbound_reads, device.max_outbound_reads),
-            invalidate.into(),
-            verdict,
-        ];
-        let with_port = |mut row: [String; COLUMNS], port: &Port| {
-            row[2] = port.number.to_string();
-            row[3] = port.state.into();
-            row[4] = port.link_layer.into();
-            row[5] = port.mtu.to_string();
-            row
-        };
-        match device.ports.split_first() {
-            None => vec![first],
-            Some((port, others)) => {
-                let others = others
-                    .iter()
-                    .map(|port| with_port(Default::default(), port));
-                std::iter::once(with_port(first, port))
-                    .chain(others)
-                    .collect()
-            }
-        }
+    #[derive(Serialize)]
+    #[serde(tag = "event", rename = "device")]
+    pub(super) struct Event<'a> {
+        name: &'a str,
+        transport: String,
+        port_of_smb_direct: Option<u16>,
+        ports: Vec<Port>,
+        max_queue: u32,
+        max_send_elements: u32,
+        max_completions: u32,
+        max_inbound_reads: u32,
+        max_outbound_reads: u32,
+        send_with_invalidate: bool,
+        memory_windows: bool,
+        usable: bool,
+        why_not: Option<&'a str>,
     }
 
-    pub(super) fn table(rows: &[[String; COLUMNS]], style: Style) -> Vec<String> {
-        let mut widths = HEAD.map(str::len);
-        for row in rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let line = |cells: [&str; COLUMNS]| {
-            let cells = cells.iter().zip(widths);
-            let line: String = cells
-                .map(|(cell, width)| format!("{cell:<width$}  "))
-                .collect();
-            line.trim_end().to_owned()
-        };
-        let head = style.dim(&line(HEAD));
-        let body = rows
-            .iter()
-            .map(|row| line(row.each_ref().map(String::as_str)));
-        std::iter::once(head).chain(body).collect()
-    }
-
-    #[derive(Debug, Serialize)]
-    #[serde(tag = "event", rename_all = "snake_case")]
-    pub(super) enum Event<'a> {
-        Device {
-            name: &'a str,
-            transport: String,
-            port_of_smb_direct: Option<u16>,
-            ports: Vec<PortOf>,
-            max_queue: u32,
-            max_send_elements: u32,
-            max_completions: u32,
-            max_inbound_reads: u32,
-            max_outbound_reads: u32,
-            send_with_invalidate: bool,
-            memory_windows: bool,
-            usable: bool,
-            why_not: Option<&'a str>,
-        },
-    }
-
-    #[derive(Debug, Serialize)]
-    pub(super) struct PortOf {
+    #[derive(Serialize)]
+    struct Port {
         number: u8,
         state: &'static str,
         link_layer: &'static str,
@@ -305,18 +199,18 @@ mod linux {
 
     impl<'a> Event<'a> {
         pub(super) fn of(device: &'a Device) -> Self {
-            let port = |port: &Port| PortOf {
+            let ports = device.ports.iter().map(|port| Port {
                 number: port.number,
                 state: port.state,
                 link_layer: port.link_layer,
                 mtu: port.mtu,
                 max_message: port.max_message,
-            };
-            Self::Device {
+            });
+            Self {
                 name: &device.name,
                 transport: device.transport.to_string(),
                 port_of_smb_direct: device.transport.smb_direct_port(),
-                ports: device.ports.iter().map(port).collect(),
+                ports: ports.collect(),
                 max_queue: device.max_queue,
                 max_send_elements: device.max_send_elements,
                 max_completions: device.max_completions,
@@ -327,6 +221,31 @@ mod linux {
                 usable: device.unusable.is_none(),
                 why_not: device.unusable.as_deref(),
             }
+        }
+
+        pub(super) fn print(&self, report: &Report) {
+            let (name, transport) = (printable(self.name), &self.transport);
+            let verdict = super::verdict(self.port_of_smb_direct, self.why_not);
+            report.line(format_args!(
+                "{name}, an adapter for {transport}: {verdict}"
+            ));
+            let (queue, pieces) = (self.max_queue, self.max_send_elements);
+            let reads = format!("{}/{}", self.max_inbound_reads, self.max_outbound_reads);
+            let invalidates = match (self.send_with_invalidate, self.memory_windows) {
+                (false, _) => "",
+                (true, false) => ", invalidates",
+                (true, true) => ", invalidates, windows",
+            };
+            report.line(format_args!(
+                "      queue {queue}, pieces {pieces}, reads {reads}{invalidates}"
+            ));
+            for port in &self.ports {
+                report.line(format_args!(
+                    "      port {}: {} {}, MTU {}",
+                    port.number, port.link_layer, port.state, port.mtu
+                ));
+            }
+            report.event(self);
         }
     }
 }

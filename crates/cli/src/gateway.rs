@@ -554,8 +554,8 @@ mod tests {
     /// nothing.
     #[test]
     fn a_comment_of_the_example_is_the_default() {
-        let example = assets::example(&Gateway::augment_args(Command::new("gateway")));
-        let defaults = decided(&example);
+        let example = assets::EXAMPLE;
+        let defaults = decided(example);
         let mut all = String::new();
         let mut count = 0;
         for line in example.lines() {

@@ -4,7 +4,10 @@
 use std::{io::IsTerminal, path::PathBuf, sync::OnceLock, time::Duration};
 
 use anyhow::Result;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{
+    ArgAction, Args, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use smbdirect::{
     Config, ConfigError, Revision, Settings,
     rdma::{
@@ -13,8 +16,8 @@ use smbdirect::{
         software::network::MAX_DSCP,
     },
 };
-pub(crate) use smbdirect_transport::Address;
-use smbdirect_transport::{Kind, RdmaSettings};
+use smbdirect_transport::RdmaSettings;
+pub(crate) use smbdirect_transport::{Address, Kind as Transport};
 use tracing_subscriber::{
     EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
@@ -32,7 +35,7 @@ pub(crate) struct CommonOptions {
     ///
     /// iwarp is software over TCP and runs anywhere; roce is RoCEv2 in software over UDP; verbs uses
     /// RDMA adapters through rdma-core (see `smbdirect devices`); loopback stays within the process
-    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    #[arg(long, value_parser = one_of(&TRANSPORTS), default_value = "iwarp", value_name = "KIND")]
     pub(crate) transport: Transport,
 
     /// Print one JSON object per line, for programs
@@ -89,17 +92,17 @@ pub(crate) struct CommonOptions {
 
     /// Wording of [MS-SMBD] 3.1.5.1 and 3.1.5.8 to follow; with v2014, every message that carries payload is
     /// answered immediately, even if there are no credits to grant
-    #[arg(long, value_enum, default_value_t, value_name = "WORDING", help_heading = SETTINGS)]
-    revision: Wording,
+    #[arg(long, value_parser = one_of(&WORDINGS), default_value = "current", value_name = "WORDING", help_heading = SETTINGS)]
+    revision: Revision,
 
     /// CRC32C in iWARP frames; auto uses it if the peer runs this library too, or if the peer asks for it
-    #[arg(long, visible_alias = "crc", value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
-    pub(crate) mpa_crc: Crc,
+    #[arg(long, visible_alias = "crc", value_parser = one_of(&CRCS), default_value = "auto", value_name = "WHEN", help_heading = SETTINGS)]
+    pub(crate) mpa_crc: MpaCrc,
 
     /// Alignment of iWARP frames with TCP segments; auto means `runs` if CRC is on and the peer is not known to
     /// run this library, and `off` otherwise
-    #[arg(long, value_enum, default_value_t, value_name = "HOW", help_heading = SETTINGS)]
-    pub(crate) mpa_alignment: Alignment,
+    #[arg(long, value_parser = one_of(&ALIGNMENTS), default_value = "auto", value_name = "HOW", help_heading = SETTINGS)]
+    mpa_alignment: FpduAlignment,
 
     /// MPA revision to connect with, without fallback. If it is not given, 2 is tried, and 1 if the peer closes or
     /// refuses that connection
@@ -168,16 +171,6 @@ impl AcceptOptions {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Transport {
-    #[default]
-    Iwarp,
-    Roce,
-    Verbs,
-    Loopback,
-}
-
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Profile {
     /// The fastest settings that every known peer accepts
@@ -189,73 +182,60 @@ enum Profile {
     Linux,
 }
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-pub(crate) enum Crc {
-    #[default]
-    Auto,
-    On,
-    Off,
-}
+/// A value of an option: its name, its help and its meaning.
+pub(crate) type Named<T> = (&'static str, &'static str, T);
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-pub(crate) enum Alignment {
-    #[default]
-    Auto,
-    Off,
-    /// One frame per segment; each frame is written by itself
-    Single,
-    /// One frame per segment; several frames are written at once, and segmentation offload separates them
-    Runs,
-}
+const TRANSPORTS: [Named<Transport>; 4] = [
+    ("iwarp", "", Transport::Iwarp),
+    ("roce", "", Transport::Roce),
+    ("verbs", "", Transport::Verbs),
+    ("loopback", "", Transport::Loopback),
+];
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Wording {
-    /// The current wording
-    #[default]
-    Current,
-    /// The wording of 2014
-    V2014,
-}
+const CRCS: [Named<MpaCrc>; 3] = [
+    ("auto", "", MpaCrc::Auto),
+    ("on", "", MpaCrc::On),
+    ("off", "", MpaCrc::Off),
+];
 
-impl From<Transport> for Kind {
-    fn from(transport: Transport) -> Self {
-        match transport {
-            Transport::Iwarp => Self::Iwarp,
-            Transport::Roce => Self::Roce,
-            Transport::Verbs => Self::Verbs,
-            Transport::Loopback => Self::Loopback,
+const ALIGNMENTS: [Named<FpduAlignment>; 4] = [
+    ("auto", "", FpduAlignment::Auto),
+    ("off", "", FpduAlignment::Off),
+    (
+        "single",
+        "One frame per segment; each frame is written by itself",
+        FpduAlignment::Single,
+    ),
+    (
+        "runs",
+        "One frame per segment; several frames are written at once, and segmentation offload separates them",
+        FpduAlignment::Runs,
+    ),
+];
+
+const WORDINGS: [Named<Revision>; 2] = [
+    ("current", "The current wording", Revision::Current),
+    ("v2014", "The wording of 2014", Revision::V2014),
+];
+
+/// Returns the parser of an option with these values.
+pub(crate) fn one_of<T>(values: &'static [Named<T>]) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    let names = values.iter().map(|&(name, help, _)| {
+        let value = PossibleValue::new(name);
+        if help.is_empty() {
+            value
+        } else {
+            value.help(help)
         }
-    }
-}
-
-impl From<Wording> for Revision {
-    fn from(wording: Wording) -> Self {
-        match wording {
-            Wording::Current => Self::Current,
-            Wording::V2014 => Self::V2014,
-        }
-    }
-}
-
-impl From<Alignment> for FpduAlignment {
-    fn from(alignment: Alignment) -> Self {
-        match alignment {
-            Alignment::Auto => Self::Auto,
-            Alignment::Off => Self::Off,
-            Alignment::Single => Self::Single,
-            Alignment::Runs => Self::Runs,
-        }
-    }
-}
-
-impl From<Crc> for MpaCrc {
-    fn from(crc: Crc) -> Self {
-        match crc {
-            Crc::Auto => Self::Auto,
-            Crc::On => Self::On,
-            Crc::Off => Self::Off,
-        }
-    }
+    });
+    PossibleValuesParser::new(names).map(|given| {
+        let mut values = values.iter();
+        let found = values.find(|(name, ..)| *name == given);
+        found.expect("the parser accepts no other name").2
+    })
 }
 
 impl CommonOptions {
@@ -297,7 +277,6 @@ impl CommonOptions {
             Profile::Windows => Settings::windows(),
             Profile::Linux => Settings::linux(),
         };
-        let set = |field: &mut u32, option: Option<u32>| *field = option.unwrap_or(*field);
         set(&mut settings.max_send_size, self.max_send_size);
         set(&mut settings.max_receive_size, self.max_receive_size);
         set(
@@ -305,35 +284,33 @@ impl CommonOptions {
             self.max_fragmented_size,
         );
         set(&mut settings.max_read_write_size, self.max_read_write_size);
-        if let Some(credits) = self.send_credit_target {
-            settings.send_credit_target = credits;
-        }
-        if let Some(credits) = self.receive_credit_max {
-            settings.receive_credit_max = credits;
-        }
-        if let Some(interval) = self.keepalive_interval {
-            settings.keepalive_interval = interval;
-        }
-        if let Some(timeout) = self.keepalive_response_timeout {
-            settings.keepalive_response_timeout = timeout;
-        }
-        if let Some(timeout) = self.credit_grant_timeout {
-            settings.credit_grant_timeout = Some(timeout);
-        }
-        settings.policy.revision = self.revision.into();
-        if let Some(timeout) = accept.and_then(|options| options.negotiation_timeout) {
-            settings.passive_negotiation_timeout = timeout;
-        }
-        if let Some(options) = connect {
-            settings.active_negotiation_timeout = options.connect_timeout;
-        }
+        set(&mut settings.send_credit_target, self.send_credit_target);
+        set(&mut settings.receive_credit_max, self.receive_credit_max);
+        set(&mut settings.keepalive_interval, self.keepalive_interval);
+        set(
+            &mut settings.keepalive_response_timeout,
+            self.keepalive_response_timeout,
+        );
+        set(
+            &mut settings.credit_grant_timeout,
+            self.credit_grant_timeout.map(Some),
+        );
+        set(
+            &mut settings.passive_negotiation_timeout,
+            accept.and_then(|options| options.negotiation_timeout),
+        );
+        set(
+            &mut settings.active_negotiation_timeout,
+            connect.map(|options| options.connect_timeout),
+        );
+        settings.policy.revision = self.revision;
         Config::new(settings).map_err(|error| usage(in_options(&error)))
     }
 
     /// Returns the DSCP and the interface of the packets.
     pub(crate) fn network(&self) -> NetworkSettings {
         let mut network = NetworkSettings::default();
-        network.dscp = self.dscp.unwrap_or(network.dscp);
+        set(&mut network.dscp, self.dscp);
         network.interface.clone_from(&self.interface);
         network
     }
@@ -341,32 +318,32 @@ impl CommonOptions {
     /// Returns the settings of RDMA, for an end that connects if `connect` is given.
     pub(crate) fn rdma(&self, connect: Option<&ConnectOptions>) -> RdmaSettings {
         let mut settings = RdmaSettings {
-            kind: self.transport.into(),
+            kind: self.transport,
             ..RdmaSettings::default()
         };
         let iwarp = &mut settings.iwarp;
-        iwarp.crc = self.mpa_crc.into();
+        iwarp.crc = self.mpa_crc;
         // If a revision was requested, there is no fallback.
         iwarp.fall_back = self.mpa_revision.is_none();
-        iwarp.revision = self.mpa_revision.unwrap_or(iwarp.revision);
-        iwarp.ird = self.ird.unwrap_or(iwarp.ird);
-        iwarp.ord = self.ord.unwrap_or(iwarp.ord);
-        iwarp.tuning.fpdu_alignment = self.mpa_alignment.into();
+        set(&mut iwarp.revision, self.mpa_revision);
+        set(&mut iwarp.ird, self.ird);
+        set(&mut iwarp.ord, self.ord);
+        iwarp.tuning.fpdu_alignment = self.mpa_alignment;
         let depth = |option: Option<u16>| option.and_then(|depth| u8::try_from(depth).ok());
         let roce = &mut settings.roce;
-        roce.ird = depth(self.ird).unwrap_or(roce.ird);
-        roce.ord = depth(self.ord).unwrap_or(roce.ord);
-        roce.udp_port = self.udp_port.unwrap_or(roce.udp_port);
+        set(&mut roce.ird, depth(self.ird));
+        set(&mut roce.ord, depth(self.ord));
+        set(&mut roce.udp_port, self.udp_port);
         roce.peer_udp_port = roce.udp_port;
-        roce.cnp_dscp = self.cnp_dscp.unwrap_or(roce.cnp_dscp);
+        set(&mut roce.cnp_dscp, self.cnp_dscp);
         let network = self.network();
         settings.iwarp.network = network.clone();
         settings.roce.network = network.clone();
         #[cfg(target_os = "linux")]
         {
             let verbs = &mut settings.verbs;
-            verbs.ird = depth(self.ird).unwrap_or(verbs.ird);
-            verbs.ord = depth(self.ord).unwrap_or(verbs.ord);
+            set(&mut verbs.ird, depth(self.ird));
+            set(&mut verbs.ord, depth(self.ord));
             verbs.network = network;
         }
         if let Some(ConnectOptions { connect_timeout }) = connect {
@@ -379,6 +356,13 @@ impl CommonOptions {
             }
         }
         settings
+    }
+}
+
+/// Sets a field to the value of an option that was given.
+fn set<T>(field: &mut T, option: Option<T>) {
+    if let Some(value) = option {
+        *field = value;
     }
 }
 
@@ -444,27 +428,20 @@ fn in_options(error: &ConfigError) -> String {
     }
 }
 
+/// The settings of each profile.
+const PROFILES: &str = "\x1b[1m\x1b[4mSettings by --profile:\x1b[0m
+                             default   windows     linux
+  --send-credit-target           255       255       255
+  --receive-credit-max           255       255       255
+  --max-send-size               8136      1364      1364
+  --max-receive-size            8192      8192      1364
+  --max-fragmented-size      1048576   1048576    173910
+  --max-read-write-size      8388608   8388608   8388608
+  --keepalive-interval           120       120       120";
+
 /// Returns `help`, followed by the settings of each profile.
 pub(crate) fn with_profiles(help: &str) -> String {
-    let profiles = [Settings::default(), Settings::windows(), Settings::linux()];
-    let mut text = format!(
-        "{help}\n\n\x1b[1m\x1b[4mSettings by --profile:\x1b[0m\n  {:<24}{:>10}{:>10}{:>10}",
-        "", "default", "windows", "linux"
-    );
-    let mut row = |option: &str, value: fn(&Settings) -> u64| {
-        let [default, windows, linux] = profiles.each_ref().map(value);
-        text += &format!("\n  {option:<24}{default:>10}{windows:>10}{linux:>10}");
-    };
-    row("--send-credit-target", |s| s.send_credit_target.into());
-    row("--receive-credit-max", |s| s.receive_credit_max.into());
-    row("--max-send-size", |s| s.max_send_size.into());
-    row("--max-receive-size", |s| s.max_receive_size.into());
-    row("--max-fragmented-size", |s| {
-        s.max_fragmented_receive_size.into()
-    });
-    row("--max-read-write-size", |s| s.max_read_write_size.into());
-    row("--keepalive-interval", |s| s.keepalive_interval.as_secs());
-    text
+    format!("{help}\n\n{PROFILES}")
 }
 
 /// Parses a number that is not zero.
@@ -530,6 +507,32 @@ mod tests {
     struct Command {
         #[command(flatten)]
         common: CommonOptions,
+    }
+
+    #[test]
+    fn the_settings_of_each_profile_are_shown() {
+        let profiles = [Settings::default(), Settings::windows(), Settings::linux()];
+        for (option, value) in [
+            (
+                "--send-credit-target",
+                (|s| s.send_credit_target.into()) as fn(&Settings) -> u64,
+            ),
+            ("--receive-credit-max", |s| s.receive_credit_max.into()),
+            ("--max-send-size", |s| s.max_send_size.into()),
+            ("--max-receive-size", |s| s.max_receive_size.into()),
+            ("--max-fragmented-size", |s| {
+                s.max_fragmented_receive_size.into()
+            }),
+            ("--max-read-write-size", |s| s.max_read_write_size.into()),
+            ("--keepalive-interval", |s| s.keepalive_interval.as_secs()),
+        ] {
+            let row = profiles
+                .each_ref()
+                .map(|profile| value(profile).to_string());
+            let mut lines = PROFILES.lines().map(str::split_ascii_whitespace);
+            let found = lines.find_map(|mut words| (words.next() == Some(option)).then_some(words));
+            assert!(found.expect(option).eq(row.iter()), "{option}: {row:?}");
+        }
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl Ping {
         tally.report(&report);
         // The way in which the connection ends does not change the measurement.
         transport::close(&connection, CLOSE_TIMEOUT).await;
-        Ok(tally.lost == 0 && tally.answered > 0)
+        Ok(tally.lost == 0 && tally.answered() > 0)
     }
 
     fn size(&self) -> u32 {
@@ -247,40 +247,30 @@ impl Ping {
             connection.recv().await
         };
         let Ok(received) = timeout(self.timeout(), answer).await else {
-            return Err(Lost {
-                reason: format!(
-                    "nothing came back in {}; does the peer run `smbdirect listen --echo`?",
-                    report::time(self.timeout())
-                ),
-                last: true,
-            });
+            let limit = report::time(self.timeout());
+            return Err(Lost::last(&format!(
+                "nothing came back in {limit}; does the peer run `smbdirect listen --echo`?"
+            )));
         };
         let (received, took) = (received?.into_bytes(), started.elapsed());
-        // This process may have been delayed itself.
-        if took > self.timeout() {
-            return Err(Lost {
-                reason: format!("it came back after {}, too late", report::time(took)),
-                last: false,
-            });
-        }
-        if received == sent {
-            return Ok(took);
-        }
-        let reason = match (0..sent.len()).find(|&at| received.get(at) != Some(&sent[at])) {
-            _ if received.len() != sent.len() => format!(
-                "{} bytes came back, {} were sent",
-                received.len(),
-                sent.len()
-            ),
-            at => format!(
-                "the message came back changed from byte {} on",
-                at.unwrap_or(0)
-            ),
+        let reason = match sent
+            .iter()
+            .zip(&received)
+            .position(|(sent, came)| sent != came)
+        {
+            // This process may have been delayed itself.
+            _ if took > self.timeout() => {
+                format!("it came back after {}, too late", report::time(took))
+            }
+            _ if received.len() != sent.len() => {
+                let (came, sent) = (received.len(), sent.len());
+                format!("{came} bytes came back, {sent} were sent")
+            }
+            Some(at) => format!("the message came back changed from byte {at} on"),
+            None => return Ok(took),
         };
-        Err(Lost {
-            reason,
-            last: false,
-        })
+        let last = false;
+        Err(Lost { reason, last })
     }
 }
 
@@ -292,7 +282,7 @@ struct Lost {
 }
 
 impl Lost {
-    fn last(error: &dyn std::error::Error) -> Self {
+    fn last(error: &dyn std::fmt::Display) -> Self {
         Self {
             reason: error.to_string(),
             last: true,
@@ -302,10 +292,7 @@ impl Lost {
 
 impl From<ConnectionError> for Lost {
     fn from(error: ConnectionError) -> Self {
-        Self {
-            reason: transport::explain_end(&error),
-            last: true,
-        }
+        Self::last(&transport::explain_end(&error))
     }
 }
 
@@ -320,17 +307,12 @@ fn contents(sequence: u64, length: usize) -> Bytes {
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Upper bound of the histogram: an hour, more than a keepalive or an echo can take.
 const MAX_NANOSECONDS: u64 = 3_600_000_000_000;
-/// Maximum number of round trips that are kept individually; a ping may run for days.
-const MAX_SAMPLES: usize = 1 << 20;
 
 struct Tally {
     sent: u64,
-    answered: u64,
     lost: u64,
     interrupted: bool,
-    /// The first [`MAX_SAMPLES`] round trips, sorted at the end.
-    samples: Vec<Duration>,
-    /// All round trips, rounded.
+    /// The round trips, rounded to three digits.
     nanoseconds: Histogram<u64>,
     min: Duration,
     max: Duration,
@@ -341,37 +323,28 @@ impl Tally {
         let nanoseconds = Histogram::new_with_bounds(1, MAX_NANOSECONDS, 3);
         Self {
             sent: 0,
-            answered: 0,
             lost: 0,
             interrupted: false,
-            samples: Vec::new(),
             nanoseconds: nanoseconds.expect("the bounds are legal"),
             min: Duration::MAX,
             max: Duration::ZERO,
         }
     }
 
+    fn answered(&self) -> u64 {
+        self.nanoseconds.len()
+    }
+
     fn answer(&mut self, took: Duration) {
-        self.answered += 1;
-        if self.samples.len() < MAX_SAMPLES {
-            self.samples.push(took);
-        }
         self.nanoseconds.saturating_record(took.as_nanos() as u64);
         self.min = self.min.min(took);
         self.max = self.max.max(took);
     }
 
-    /// Returns the quantile at `share`. Above [`MAX_SAMPLES`] round trips, it comes from the
-    /// histogram, with three digits.
-    fn quantile(&self, quantile: f64) -> Duration {
-        if self.answered as usize == self.samples.len() {
-            let mut sorted = self.samples.clone();
-            sorted.sort_unstable();
-            let rank = (quantile * sorted.len() as f64).ceil() as usize;
-            return sorted.get(rank.max(1) - 1).copied().unwrap_or_default();
-        }
-        let rounded = self.nanoseconds.value_at_quantile(quantile);
-        Duration::from_nanos(rounded).clamp(self.min.min(self.max), self.max)
+    /// Returns the quantile at `share` of the round trips.
+    fn quantile(&self, share: f64) -> Duration {
+        let rounded = Duration::from_nanos(self.nanoseconds.value_at_quantile(share));
+        rounded.clamp(self.min.min(self.max), self.max)
     }
 
     fn report(&self, report: &Report) {
@@ -380,23 +353,23 @@ impl Tally {
         report.line(format_args!(
             "\n{} sent, {} answered, {}",
             report::count(self.sent),
-            report::count(self.answered),
+            report::count(self.answered()),
             if self.lost > 0 {
                 report.style.bad(&lost)
             } else {
                 lost
             },
         ));
-        if self.answered > 0 {
+        if self.answered() > 0 {
             let [min, median, p99, max] = [self.min, median, p99, self.max].map(report::time);
             report.line(format_args!(
                 "min {min}   median {median}   p99 {p99}   max {max}"
             ));
         }
-        let seconds = |time: Duration| (self.answered > 0).then_some(time.as_secs_f64());
+        let seconds = |time: Duration| (self.answered() > 0).then_some(time.as_secs_f64());
         report.event(&Event::Summary {
             sent: self.sent,
-            answered: self.answered,
+            answered: self.answered(),
             lost: self.lost,
             interrupted: self.interrupted,
             min_seconds: seconds(self.min),
@@ -428,10 +401,6 @@ mod tests {
         }
         assert_eq!(tally.min, Duration::from_micros(1));
         assert_eq!(tally.max, Duration::from_micros(1000));
-        assert_eq!(tally.quantile(0.5), Duration::from_micros(500));
-        assert_eq!(tally.quantile(0.99), Duration::from_micros(990));
-        // More than MAX_SAMPLES.
-        tally.samples.pop();
         let median = tally.quantile(0.5).as_micros();
         assert!((499..=501).contains(&median), "{median}");
         let p99 = tally.quantile(0.99).as_micros();

@@ -98,9 +98,7 @@ impl Report {
         bar.set_draw_target(ProgressDrawTarget::stderr());
         bar
     }
-}
 
-impl Report {
     /// Returns a progress bar on stderr for `length` steps, which is invisible unless stderr is a
     /// terminal.
     pub(crate) fn steps(&self, length: u64) -> ProgressBar {
@@ -109,9 +107,7 @@ impl Report {
         bar.set_style(style.expect("the template is correct"));
         bar
     }
-}
 
-impl Report {
     /// Returns a spinner on stderr for work of unknown length, with the name of its step. It is
     /// invisible unless stderr is a terminal.
     pub(crate) fn spinner(&self) -> ProgressBar {

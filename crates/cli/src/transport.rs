@@ -10,8 +10,8 @@ use smbdirect::rdma::roce::RoceConfig;
 #[cfg(target_os = "linux")]
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
-    Families, Rdma, RdmaSettings, canonical, check_transparent, close, explain_end, listen_tcp,
-    listen_tcp_all, listen_tcp_on, resolve, resolve_listen,
+    Families, Rdma, RdmaSettings, canonical, check_transparent, close, connect_tcp, explain_end,
+    listen_tcp, listen_tcp_all, listen_tcp_on, resolve, resolve_listen,
 };
 use socket2::SockRef;
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use smbdirect::{
     Config,
     rdma::{iwarp::MpaCrc, provider::Provider},
@@ -13,12 +13,11 @@ use smbdirect_bench::{
     Awake, Choice, Cores, Effort, EndSettings, MAX_MESSAGE_BYTES, Placement, Smb, Subject,
     check_congestion_control, congestion_control, time_of_a_burst,
 };
-use smbdirect_transport::Kind;
 
 use crate::{
     options::{
-        Address, CommonOptions, ConnectOptions, Transport, at_least_one, seconds, size, usage,
-        with_profiles,
+        Address, CommonOptions, ConnectOptions, Named, Transport, at_least_one, one_of, seconds,
+        size, usage, with_profiles,
     },
     report, transport,
 };
@@ -38,7 +37,7 @@ pub(crate) struct Bench {
     pub(super) address: Option<Address>,
 
     /// Serve as the other end for a bench that runs elsewhere
-    #[arg(long, conflicts_with_all = ["what", "full"])]
+    #[arg(long, conflicts_with = "what")]
     pub(super) serve: bool,
 
     /// With --serve, end after the first bench
@@ -46,11 +45,11 @@ pub(crate) struct Bench {
     pub(super) once: bool,
 
     /// What to measure [default: all but connections]
-    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
-    pub(super) what: Vec<SubjectOption>,
+    #[arg(long, value_parser = one_of(&SUBJECTS), value_name = "WHAT", value_delimiter = ',')]
+    pub(super) what: Vec<Subject>,
 
-    /// Sizes of messages, up to 8M [default: 64,1K,8K,64K,1M]
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
+    /// Sizes of messages, up to 8M
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "64,1K,8K,64K,1M", value_parser = size)]
     pub(super) sizes: Vec<u32>,
 
     /// Sizes of segments [default: 8136,1364]
@@ -59,8 +58,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
     pub(super) segment: Vec<u32>,
 
-    /// RDMA operations to have outstanding [default: 16]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=128))]
+    /// RDMA operations to have outstanding
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "16", value_parser = clap::value_parser!(u32).range(1..=128))]
     pub(super) outstanding: Vec<u32>,
 
     /// Move data in both directions at the same time
@@ -72,12 +71,8 @@ pub(crate) struct Bench {
     pub(super) connections: Vec<u32>,
 
     /// Where the ends run [default: two-cores, or same-core where there is one; free with ADDR]
-    #[arg(long, hide_short_help = true, value_enum, value_name = "WHERE")]
-    pub(super) placement: Option<PlacementOption>,
-
-    /// Number of processes for the two ends on this machine
-    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
-    pub(super) processes: u32,
+    #[arg(long, hide_short_help = true, value_parser = one_of(&PLACEMENTS), value_name = "WHERE")]
+    pub(super) placement: Option<Placement>,
 
     /// Congestion control of all TCP connections [default: the system's]
     #[arg(long, value_name = "NAME", hide_short_help = true)]
@@ -99,16 +94,9 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(super) rounds: u64,
 
-    /// Length of a burst [default: at most 0.25, chosen so that the whole measurement takes less than half a minute,
-    /// or minutes with --full]
+    /// Length of a burst [default: at most 0.25, chosen so that the whole measurement takes less than half a minute]
     #[arg(long, hide_short_help = true, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
-
-    /// Measure more, for minutes
-    ///
-    /// More sizes, both directions, and with and without CRC
-    #[arg(long, conflicts_with_all = ["sizes", "both"])]
-    pub(super) full: bool,
 
     #[command(flatten)]
     pub(super) connect: ConnectOptions,
@@ -119,9 +107,9 @@ pub(crate) struct Bench {
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench                          both ends on this machine
-  smbdirect bench --what write,read --sizes 64K,1M --outstanding 1,8,32
+  smbdirect bench --what write,read --sizes 64K,1M,8M --outstanding 1,8,32
   smbdirect bench --serve :5446            on one machine
-  smbdirect bench HOST                     on another
+  smbdirect bench HOST                     on another, or in a second process of the same one
 
   smbdirect bench --what send --segment 1364 --placement same-core --mpa-crc off
   smbdirect bench --what connections --connections 1,8,64,512
@@ -159,7 +147,7 @@ impl Bench {
     /// A usage error: options that contradict each other, the system or this machine.
     pub(super) fn choice(&self, cores: &Cores) -> Result<Choice> {
         let config = self.options.config(Some(&self.connect), None)?;
-        let over = Kind::from(self.options.transport);
+        let over = self.options.transport;
         self.check_transport(over)?;
         self.check_congestion_control()?;
         let placement = self.placement(cores)?;
@@ -173,19 +161,16 @@ impl Bench {
                 receive_credit_max: config.receive_credit_max,
                 max_read_write_size: config.max_read_write_size,
             },
-            crcs: self.crcs(over),
+            // The ICRC of RoCE is not optional.
+            crcs: vec![
+                !matches!(over, Transport::Roce | Transport::Verbs)
+                    && self.options.mpa_crc != MpaCrc::Off,
+            ],
             segments: self.segments(&config)?,
             sizes: self.sizes()?,
             subjects: self.subjects(),
-            outstanding: match (&self.outstanding[..], self.full) {
-                ([], false) => vec![16],
-                ([], true) => vec![1, 4, 16, 32],
-                (outstanding, _) => outstanding.to_vec(),
-            },
-            directions: match (self.full, self.both) {
-                (true, _) => vec![false, true],
-                (false, both) => vec![both],
-            },
+            outstanding: self.outstanding.clone(),
+            directions: vec![self.both],
             busy: self.busy_poll,
             connections: match &self.connections[..] {
                 [] => vec![1],
@@ -198,18 +183,15 @@ impl Bench {
     }
 
     /// Checks that the transport reaches the other end.
-    fn check_transport(&self, over: Kind) -> Result<()> {
-        if over == Kind::Verbs && self.address.is_none() {
+    fn check_transport(&self, over: Transport) -> Result<()> {
+        if over == Transport::Verbs && self.address.is_none() {
             return Err(usage(
                 "--transport verbs needs ADDR: an address of an adapter, where \
                  `smbdirect bench --serve --transport verbs` runs, on this machine or another",
             ));
         }
-        if over == Kind::Loopback && (self.address.is_some() || self.processes > 1) {
+        if over == Transport::Loopback && self.address.is_some() {
             return Err(usage("--transport loopback stays within one process"));
-        }
-        if self.address.is_some() && self.processes > 1 {
-            return Err(usage("--processes cannot be combined with ADDR"));
         }
         if let Some(address) = &self.address {
             transport::check_connectable(address)?;
@@ -239,16 +221,6 @@ impl Bench {
             ));
         }
         Ok(())
-    }
-
-    fn crcs(&self, over: Kind) -> Vec<bool> {
-        match (MpaCrc::from(self.options.mpa_crc), self.full) {
-            // The ICRC of RoCE is not optional.
-            _ if matches!(over, Kind::Roce | Kind::Verbs) => vec![false],
-            (MpaCrc::Auto, true) => vec![true, false],
-            (MpaCrc::Off, _) => vec![false],
-            _ => vec![true],
-        }
     }
 
     fn segments(&self, config: &Config) -> Result<Vec<u32>> {
@@ -282,7 +254,7 @@ impl Bench {
 
     fn placement(&self, cores: &Cores) -> Result<Placement> {
         let placement = match self.placement {
-            Some(placement) => placement.into(),
+            Some(placement) => placement,
             None if self.address.is_some() || cores.near().is_none() => Placement::Free,
             None if cores.are_two() => Placement::TwoCores,
             None => Placement::SameCore,
@@ -306,44 +278,24 @@ impl Bench {
     }
 
     fn sizes(&self) -> Result<Vec<u32>> {
-        let sizes = match (&self.sizes[..], self.full) {
-            ([], false) => vec![64, 1 << 10, 8 << 10, 64 << 10, 1 << 20],
-            ([], true) => vec![
-                64,
-                256,
-                1 << 10,
-                4 << 10,
-                16 << 10,
-                64 << 10,
-                256 << 10,
-                1 << 20,
-                2 << 20,
-                8 << 20,
-            ],
-            (sizes, _) => sizes.to_vec(),
-        };
         let wrong = |&&size: &&u32| size == 0 || size > MAX_MESSAGE_BYTES;
-        match sizes.iter().find(wrong) {
+        match self.sizes.iter().find(wrong) {
             Some(size) => Err(usage(format!("--sizes {size} is not within 1 to 8M"))),
-            None => Ok(sizes),
+            None => Ok(self.sizes.clone()),
         }
     }
 
     fn subjects(&self) -> Vec<Subject> {
         if !self.what.is_empty() {
-            return self.what.iter().map(|&subject| subject.into()).collect();
+            return self.what.clone();
         }
-        let mut subjects = vec![
+        vec![
             Subject::Send,
             Subject::Write,
             Subject::Read,
             Subject::Latency,
             Subject::Memory,
-        ];
-        if self.full {
-            subjects.push(Subject::Connections);
-        }
-        subjects
+        ]
     }
 
     /// Returns the adapters of this machine for --transport verbs.
@@ -406,57 +358,35 @@ impl Bench {
     }
 }
 
-/// A value of --what.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum SubjectOption {
-    /// Messages of each size
-    Send,
-    /// RDMA Writes of each size
-    Write,
-    /// RDMA Reads of each size
-    Read,
-    /// Round trips of 64 B, sleeping and busy-polling
-    Latency,
-    /// Messages of 64 B: several per call, and one per call
-    Rate,
-    /// Copies and checksums in memory
-    Memory,
-    /// A thousand idle connections and 64 busy ones; with --connections, data on that many connections while
-    /// another one carries requests
-    Connections,
-}
+const SUBJECTS: [Named<Subject>; 7] = [
+    ("send", "Messages of each size", Subject::Send),
+    ("write", "RDMA Writes of each size", Subject::Write),
+    ("read", "RDMA Reads of each size", Subject::Read),
+    (
+        "latency",
+        "Round trips of 64 B, sleeping and busy-polling",
+        Subject::Latency,
+    ),
+    (
+        "rate",
+        "Messages of 64 B: several per call, and one per call",
+        Subject::Rate,
+    ),
+    ("memory", "Copies and checksums in memory", Subject::Memory),
+    (
+        "connections",
+        "A thousand idle connections and 64 busy ones; with --connections, data on that many connections while another \
+         one carries requests",
+        Subject::Connections,
+    ),
+];
 
-impl From<SubjectOption> for Subject {
-    fn from(option: SubjectOption) -> Self {
-        match option {
-            SubjectOption::Send => Self::Send,
-            SubjectOption::Write => Self::Write,
-            SubjectOption::Read => Self::Read,
-            SubjectOption::Latency => Self::Latency,
-            SubjectOption::Rate => Self::Rate,
-            SubjectOption::Memory => Self::Memory,
-            SubjectOption::Connections => Self::Connections,
-        }
-    }
-}
-
-/// A value of --placement.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum PlacementOption {
-    /// Each end on a core of its own
-    TwoCores,
-    /// Both ends on one core
-    SameCore,
-    /// Wherever the system puts them
-    Free,
-}
-
-impl From<PlacementOption> for Placement {
-    fn from(option: PlacementOption) -> Self {
-        match option {
-            PlacementOption::TwoCores => Self::TwoCores,
-            PlacementOption::SameCore => Self::SameCore,
-            PlacementOption::Free => Self::Free,
-        }
-    }
-}
+const PLACEMENTS: [Named<Placement>; 3] = [
+    (
+        "two-cores",
+        "Each end on a core of its own",
+        Placement::TwoCores,
+    ),
+    ("same-core", "Both ends on one core", Placement::SameCore),
+    ("free", "Wherever the system puts them", Placement::Free),
+];

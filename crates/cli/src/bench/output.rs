@@ -3,7 +3,6 @@
 use std::{sync::atomic::AtomicBool, time::Duration};
 
 use anyhow::Result;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use smbdirect_bench::{
@@ -36,10 +35,9 @@ enum Event {
 /// Prints what is compared, and where the ends run.
 pub(super) fn print_head(bench: &Bench, report: &Report, choice: &Choice) {
     let transport = choice.smb.over.name();
-    let ends = match (&bench.address, bench.processes) {
-        (Some(address), _) => format!("this machine and {address}"),
-        (None, 1) => "both ends in this process".into(),
-        (None, _) => "an end in each of two processes".into(),
+    let ends = match &bench.address {
+        Some(address) => format!("this machine and {address}"),
+        None => "both ends in this process".into(),
     };
     let placement = match choice.placement {
         Placement::TwoCores => "each on a core of its own",
@@ -67,16 +65,14 @@ pub(super) fn measure_rows(
     stop: &AtomicBool,
 ) -> Result<Measured> {
     let bar = report.steps(rows.len() as u64);
-    let mut progress = |done, all, row: &str| show(&bar, done, all, row);
+    let mut progress = |done, all, row: &str| {
+        bar.set_length(all);
+        bar.set_message(row.to_owned());
+        bar.set_position(done);
+    };
     let measured = measure(near, None, rows, effort, stop, &mut progress);
     bar.finish_and_clear();
     measured
-}
-
-fn show(bar: &ProgressBar, done: u64, all: u64, row: &str) {
-    bar.set_length(all);
-    bar.set_message(row.to_owned());
-    bar.set_position(done);
 }
 
 /// Prints how steady the machine was, and the summary.

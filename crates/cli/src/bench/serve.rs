@@ -1,25 +1,20 @@
-//! Starts the far end of a bench as a thread or a child process, finds one elsewhere, or serves as
-//! one.
+//! The far end of a bench: a thread, one elsewhere, or this process.
 
 use std::{
-    io::{BufRead, BufReader},
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
-    process::{Child, Command, Stdio},
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-use smbdirect_bench::{Cores, EndSettings, InProcess, Near, serve_orders, start_far_thread};
+use smbdirect_bench::{Cores, EndSettings, Near, serve_orders, start_far_thread};
 
 use super::options::Bench;
 use crate::{
     failure::{Kind, OfKind},
     options::Address,
-    report::{self, Report},
+    report::Report,
     signals, transport,
 };
 
@@ -36,108 +31,34 @@ enum Event {
     Kind { error: Option<String> },
 }
 
-/// The far end of the bench that runs here.
-pub(crate) struct Far {
-    address: SocketAddr,
-    in_process: Option<Arc<InProcess>>,
-    child: Option<Child>,
+/// Connects to a far end elsewhere.
+///
+/// # Errors
+/// It cannot be reached.
+pub(super) async fn connect(address: &Address) -> Result<TcpStream> {
+    let connected = transport::connect_tcp(address, PORT, CONNECT_TIMEOUT).await;
+    let stream = connected
+        .map_err(|error| anyhow!("{error:#}; does `smbdirect bench --serve` run there?"))
+        .of_kind(Kind::Connect)?;
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
-impl Far {
-    /// Starts a thread or a process, or resolves the address of a far end elsewhere.
-    ///
-    /// # Errors
-    /// The server does not start, or the address is unknown.
-    pub(crate) fn start(bench: &Bench, setting: &EndSettings) -> Result<Self> {
-        let far = |address, in_process, child| Self {
-            address,
-            in_process,
-            child,
-        };
-        match (&bench.address, bench.processes) {
-            (Some(address), _) => Ok(far(resolve(address)?, None, None)),
-            (None, 1) => {
-                let (address, shared) = start_far_thread(setting)?;
-                Ok(far(address, Some(shared), None))
-            }
-            (None, _) => {
-                let (child, address) = start_child()?;
-                Ok(far(address, None, Some(child)))
-            }
+/// Starts the near end, with the far end behind `stream`, or with one in a thread.
+///
+/// # Errors
+/// An end does not start.
+pub(super) fn near(stream: Option<TcpStream>, mut setting: EndSettings) -> Result<Near> {
+    let stream = match stream {
+        Some(stream) => stream,
+        None => {
+            let (address, shared) = start_far_thread(&setting)?;
+            setting.in_process = Some(shared);
+            TcpStream::connect(address)?
         }
-    }
-
-    /// Connects the near end to it.
-    pub(crate) fn near(&mut self, setting: EndSettings) -> Result<Near> {
-        let address = self.address;
-        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
-            .map_err(|error| {
-                anyhow!(
-                    "{address} cannot be reached: {}; does `smbdirect bench --serve` run there?",
-                    report::plain(&error)
-                )
-            })
-            .of_kind(Kind::Connect)?;
-        let in_process = self.in_process.clone();
-        Near::new(
-            stream,
-            EndSettings {
-                in_process,
-                ..setting
-            },
-        )
-    }
-}
-
-impl Drop for Far {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // The child ends by itself when its orders end, unless it is stuck.
-            let started = Instant::now();
-            while matches!(child.try_wait(), Ok(None)) && started.elapsed() < CHILD_EXIT_TIMEOUT {
-                thread::sleep(Duration::from_millis(5));
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Longest time for the child process to end by itself.
-const CHILD_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
-
-fn start_child() -> Result<(Child, SocketAddr)> {
-    let program = std::env::current_exe().context("the path of this program is unknown")?;
-    let mut command = Command::new(program);
-    command
-        .args(["bench", "--serve", "127.0.0.1:0", "--once"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    // A signal from the terminal is for the near end, which may want to finish.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut child = command
-        .spawn()
-        .context("the other process does not start")?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line)?;
-    }
-    let address = line.trim_end().strip_prefix("listening on ");
-    let address = address.and_then(|address| address.parse().ok());
-    let address = address.context("the other process does not listen")?;
-    Ok((child, address))
-}
-
-fn resolve(address: &Address) -> Result<SocketAddr> {
-    let port = address.port.unwrap_or(PORT);
-    let host = address.host.as_str();
-    let mut found = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| anyhow!("`{host}` has no address: {error}; check the name"))?;
-    found
-        .next()
-        .with_context(|| format!("{address} has no addresses"))
+    };
+    Near::new(stream, setting)
 }
 
 /// Serves as the far end of one bench at a time, until it is stopped.

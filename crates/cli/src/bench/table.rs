@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smbdirect_bench::{GIB, RoundTrips, RowEvent, RowResult, Summary};
+use smbdirect_bench::{GIB, RowEvent, RowResult, Summary};
 
 use crate::report::{self, Report};
 
@@ -69,35 +69,8 @@ fn print_latencies(report: &Report, summary: &Summary) {
             time(round_trips.max()),
             summary.against_tcp(result, false).map_or_else(dash, digits),
         ));
-        if result.row.work().is_some() {
-            print_histogram(report, round_trips);
-        }
     }
 }
-
-/// Returns one line that shows the distribution of round trips, up to one in a thousand.
-fn print_histogram(report: &Report, round_trips: &RoundTrips) {
-    let mut buckets = round_trips.buckets();
-    let all: u64 = buckets.iter().map(|&(_, count)| count).sum();
-    buckets.retain(|&(_, count)| count * 1000 >= all);
-    let most = buckets.iter().map(|&(_, count)| count).max().unwrap_or(1);
-    let bars: String = buckets
-        .iter()
-        .map(|&(_, count)| BARS[((count * 7).div_ceil(most.max(1)) as usize).min(7)])
-        .collect();
-    let Some(((first, _), (last, _))) = buckets.first().copied().zip(buckets.last().copied())
-    else {
-        return;
-    };
-    // The histogram has the upper bounds of its buckets. Two bounds differ by a factor of 2^(1/4), so the line
-    // begins that factor below the first one.
-    let [first, last] = [first / 2_f64.powf(0.25), last]
-        .map(|seconds| report::time(Duration::from_secs_f64(seconds)));
-    let line = format!("    {first} {bars} {last}");
-    report.line(report.style.dim(&line));
-}
-
-const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Returns a size as `64 B` or `64 KiB`; a size that is not a multiple of 1 KiB is in bytes.
 pub(crate) fn size(bytes: u32) -> String {

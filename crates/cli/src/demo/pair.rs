@@ -1,21 +1,16 @@
-//! Both ends of a connection in one process, which move a file three ways and compare every byte: in messages, by RDMA
-//! Read from memory that a message advertises, and by RDMA Write to such memory. It shows how a program moves data by the
-//! library.
+//! Both ends of a connection in one process, which move a file in three ways: in messages, by RDMA Read from memory that a
+//! message advertises, and by RDMA Write to such memory. It shows how a program moves data by the library.
 
 use std::{
-    fs::File,
-    io::Read as _,
     net::{IpAddr, SocketAddr},
-    path::Path,
     time::Duration,
 };
 
-use anyhow::{Result, anyhow, ensure};
-use bytes::BytesMut;
-use indicatif::ProgressBar;
+use anyhow::{Result, anyhow};
+use bytes::{Bytes, BytesMut};
 use serde::Serialize;
-use smbdirect::{Access, BufferDescriptorV1, Config, Connection, Listener};
-use tokio::{task::block_in_place, time::timeout, try_join};
+use smbdirect::{Access, BufferDescriptorV1, Config, Connection, Listener, MemoryRegion};
+use tokio::{time::timeout, try_join};
 
 use crate::{
     failure::{Kind, OfKind},
@@ -68,99 +63,42 @@ impl Pair {
         Ok(Self { client, server })
     }
 
-    /// Moves the file from one end to the other, which has it too, and compares.
-    pub(super) async fn move_file(
-        &self,
-        path: &Path,
-        method: Method,
-        bar: &ProgressBar,
-    ) -> Result<()> {
+    /// Returns the longest piece of a file that both ends move.
+    pub(super) fn piece_bytes(&self) -> usize {
         let negotiated = self.client.negotiated();
         let most = negotiated.max_read_write_size;
-        let most = most.min(negotiated.max_fragmented_send_size) as usize;
-        let open = || Pieces::open(path, most.min(PIECE_BYTES));
-        let (here, there) = (open()?, open()?);
-        match method {
-            Method::Messages => try_join!(self.send(here), self.compare(there, bar)),
-            Method::RdmaRead => try_join!(self.lend(here), self.read(there, bar)),
-            Method::RdmaWrite => try_join!(self.fill(here, bar), self.write(there)),
-        }?;
-        Ok(())
+        PIECE_BYTES.min(most.min(negotiated.max_fragmented_send_size) as usize)
     }
 
-    /// The client sends the file in messages.
-    async fn send(&self, mut file: Pieces) -> Result<()> {
-        let mut before = None;
-        while let Some(piece) = file.next()? {
-            let sending = self.client.send(piece)?;
-            // One more is under way meanwhile.
-            if let Some(before) = before.replace(sending) {
-                before.await?;
+    /// Moves a piece of a file from one end to the other, and returns what arrived.
+    pub(super) async fn move_piece(&self, piece: BytesMut, method: Method) -> Result<Bytes> {
+        let length = piece.len();
+        Ok(match method {
+            Method::Messages => {
+                let sending = self.client.send(piece)?;
+                let (message, _) = try_join!(self.server.recv(), sending)?;
+                message.into_bytes()
             }
-        }
-        if let Some(last) = before {
-            last.await?;
-        }
-        Ok(())
+            Method::RdmaRead => {
+                let region = self.advertise(piece, Access::REMOTE_READ).await?;
+                let memory = self.advertised().await?;
+                let into = BytesMut::zeroed(length);
+                let data = self.server.read(&[memory], 0, into).await?;
+                self.invalidate(memory, region).await?;
+                data.freeze()
+            }
+            Method::RdmaWrite => {
+                let empty = BytesMut::zeroed(length);
+                let region = self.advertise(empty, Access::REMOTE_WRITE).await?;
+                let memory = self.advertised().await?;
+                self.server.write(&[memory], 0, piece).await?;
+                self.invalidate(memory, region).await?.freeze()
+            }
+        })
     }
 
-    /// The server compares the messages.
-    async fn compare(&self, mut file: Pieces, bar: &ProgressBar) -> Result<()> {
-        while let Some(piece) = file.next()? {
-            let message = self.server.recv().await?;
-            same(&message.into_bytes(), &piece, bar)?;
-        }
-        Ok(())
-    }
-
-    /// The client lends the file in its memory.
-    async fn lend(&self, mut file: Pieces) -> Result<()> {
-        while let Some(piece) = file.next()? {
-            self.used(piece, Access::REMOTE_READ).await?;
-        }
-        Ok(())
-    }
-
-    /// The server reads the memory, and compares.
-    async fn read(&self, mut file: Pieces, bar: &ProgressBar) -> Result<()> {
-        while let Some(piece) = file.next()? {
-            let memory = BufferDescriptorV1::from_bytes(&self.server.recv().await?.into_bytes())?;
-            let into = BytesMut::zeroed(piece.len());
-            let data = self.server.read(&[memory], 0, into).await?;
-            let done = self.server.send_and_invalidate("read", memory.token.into());
-            done?.await?;
-            same(&data, &piece, bar)?;
-        }
-        Ok(())
-    }
-
-    /// The client lends empty memory, and compares what the server has written.
-    async fn fill(&self, mut file: Pieces, bar: &ProgressBar) -> Result<()> {
-        while let Some(piece) = file.next()? {
-            let memory = BytesMut::zeroed(piece.len());
-            let data = self.used(memory, Access::REMOTE_WRITE).await?;
-            same(&data, &piece, bar)?;
-        }
-        Ok(())
-    }
-
-    /// The server writes the file to the memory.
-    async fn write(&self, mut file: Pieces) -> Result<()> {
-        while let Some(piece) = file.next()? {
-            let memory = BufferDescriptorV1::from_bytes(&self.server.recv().await?.into_bytes())?;
-            // The message is sent after the write, so it arrives when the data is in place.
-            let writing = self.server.write(&[memory], 0, piece);
-            let done = self
-                .server
-                .send_and_invalidate("written", memory.token.into());
-            writing.await?;
-            done?.await?;
-        }
-        Ok(())
-    }
-
-    /// Advertises memory of the client, and returns it when the server has used it and ended its registration.
-    async fn used(&self, memory: BytesMut, access: Access) -> Result<BytesMut> {
+    /// The client lends memory, and tells the server where it is.
+    async fn advertise(&self, memory: BytesMut, access: Access) -> Result<MemoryRegion> {
         let access = access | Access::REMOTE_INVALIDATE;
         let region = self.client.register(memory, access);
         let region =
@@ -168,37 +106,24 @@ impl Pair {
         let mut descriptor = BytesMut::new();
         region.descriptor().encode(&mut descriptor);
         self.client.send(descriptor)?.await?;
-        // With Send with Invalidate, this message has ended the registration already.
+        Ok(region)
+    }
+
+    /// The server learns where the memory is.
+    async fn advertised(&self) -> Result<BufferDescriptorV1> {
+        let message = self.server.recv().await?;
+        Ok(BufferDescriptorV1::from_bytes(&message.into_bytes())?)
+    }
+
+    /// The server has used the memory, and ends its registration by Send with Invalidate. Returns the memory.
+    async fn invalidate(
+        &self,
+        memory: BufferDescriptorV1,
+        region: MemoryRegion,
+    ) -> Result<BytesMut> {
+        let done = self.server.send_and_invalidate("done", memory.token.into());
+        done?.await?;
         self.client.recv().await?;
         Ok(region.deregister().await?)
-    }
-}
-
-fn same(arrived: &[u8], expected: &[u8], bar: &ProgressBar) -> Result<()> {
-    ensure!(
-        arrived == expected,
-        "other bytes arrived than were sent, or the file changed meanwhile"
-    );
-    bar.inc(arrived.len() as u64);
-    Ok(())
-}
-
-/// A file in pieces of one length, the last of which may be shorter.
-struct Pieces {
-    file: File,
-    bytes: usize,
-}
-
-impl Pieces {
-    fn open(path: &Path, bytes: usize) -> Result<Self> {
-        let file = File::open(path).of_kind(Kind::File)?;
-        Ok(Self { file, bytes })
-    }
-
-    fn next(&mut self) -> Result<Option<BytesMut>> {
-        let mut piece = Vec::with_capacity(self.bytes);
-        let mut part = (&mut self.file).take(self.bytes as u64);
-        let read = block_in_place(|| part.read_to_end(&mut piece)).of_kind(Kind::File)?;
-        Ok((read > 0).then(|| BytesMut::from(&piece[..])))
     }
 }

@@ -113,7 +113,7 @@ fn keep_awake_is_reported() {
 #[test]
 fn requests_are_measured_beside_data() {
     let connections = ["--what", "connections", "--connections", "2"];
-    let done = quick(&[&connections[..], &["--processes", "2"]].concat()).succeeded();
+    let done = quick(&connections).succeeded();
     assert!(rows(&done).is_empty());
     let mut loads = done.json();
     loads.retain(|event| event["event"] == "load");
@@ -127,20 +127,6 @@ fn requests_are_measured_beside_data() {
             "{load}"
         );
     }
-}
-
-#[test]
-fn ends_in_two_processes() {
-    let done = quick(&[
-        "--processes",
-        "2",
-        "--what",
-        "send,latency",
-        "--sizes",
-        "4K",
-    ])
-    .succeeded();
-    assert!(rows(&done).len() >= 7);
 }
 
 #[test]
