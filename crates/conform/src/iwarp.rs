@@ -260,8 +260,8 @@ fn ends(trial: &mut ServerTrial<'_>, codes: &[Code], broken: fn(&mut Raw) -> Vec
     })
 }
 
-/// Waits for the end, and checks the Terminate before it. An end that cannot send one at that moment closes the
-/// connection without it, so only a server whose settings are known has to. Both orders of its bits count, because
+/// Waits for the end, and checks the Terminate before it. An end without room for a Terminate closes
+/// the connection without it, so the Terminate is required only of a server whose settings are known. Both orders of its bits count, because
 /// [`bit_order`] judges them.
 fn judge(trial: &ServerTrial<'_>, raw: &mut Raw, codes: &[Code]) -> Verdict {
     let Some(terminate) = raw.hear_end()? else {

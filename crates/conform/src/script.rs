@@ -114,7 +114,7 @@ impl Script {
         self.link.disconnect();
     }
 
-    /// Ends the RDMA connection at this end, and with it a case that nothing has failed.
+    /// Ends the RDMA connection at this end, and passes the case.
     pub(crate) fn done(self) -> Verdict {
         self.disconnect();
         Ok(())

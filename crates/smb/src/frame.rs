@@ -27,7 +27,7 @@ const KEEPALIVE: u8 = 0x85;
 #[non_exhaustive]
 pub enum FrameError {
     /// The peer asked for a NetBIOS session.
-    #[error("it asks for a NetBIOS session (0x81), which is port 139's; have it use port 445")]
+    #[error("it asks for a NetBIOS session (0x81), which only port 139 has; have it use port 445")]
     SessionRequest,
     /// A frame has this type, which SMB over TCP does not have.
     #[error("a message begins with 0x{0:02x}; that is not SMB over TCP")]

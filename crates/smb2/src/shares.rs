@@ -185,7 +185,7 @@ fn read(stub: &[u8]) -> Result<Vec<ShareInfo>, Wrong> {
     }
     let most = cursor.read_u32_le()? as usize;
     if count > most || count > cursor.remaining() / ENTRY_BYTES {
-        return Err(Wrong::Fault("it counts more shares than it has"));
+        return Err(Wrong::Fault("its number of shares is larger than the list"));
     }
     let mut entries = Vec::with_capacity(count);
     for _ in 0..count {

@@ -56,7 +56,7 @@ pub(crate) async fn ask(
         Endpoint::Path(socket) => {
             let stream = tokio::net::UnixStream::connect(socket).await.map_err(|error| {
                 let why = crate::report::plain(&error);
-                anyhow!("{endpoint}: {why}; the server is a gateway with {what} {endpoint}, of the same user or root")
+                anyhow!("{endpoint}: {why}; start a gateway with {what} {endpoint}, or run this command as its user or as root")
             });
             let stream = stream.of_kind(Kind::Connect)?;
             timeout(

@@ -113,7 +113,7 @@ impl Clients {
         servers.entry(server.to_owned()).or_default().clone()
     }
 
-    /// Has a server take no new clients in any service, as an administrator wanted in another process.
+    /// Drains a server in all services, because an administrator has drained it in the previous process.
     pub fn drain(&self, server: &str) {
         self.shared(server).is_drained.store(true, Relaxed);
     }

@@ -206,7 +206,7 @@ fn each(services: &Services) -> impl Iterator<Item = (&str, &Arc<Service>)> {
     })
 }
 
-/// Something of a service.
+/// An object of an answer with the name of its service.
 #[derive(Serialize)]
 struct OfService<'a, T> {
     service: &'a str,

@@ -151,7 +151,7 @@ impl<C: EndpointContext> Endpoint<C> {
         catch_unwind(AssertUnwindSafe(|| handler(client)))
     }
 
-    /// Calls a handler while there is no session that a panic could end.
+    /// Calls a handler without a session. If the handler panics, the endpoint is aborted.
     pub(super) fn call_without_session(&self, handler: impl FnOnce(&dyn Client<C>)) {
         self.abort_after_panic(self.call(handler).unwrap_or(Ok(())));
     }

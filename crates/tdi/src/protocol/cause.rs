@@ -72,7 +72,7 @@ impl fmt::Display for Cause {
             Self::CreditTimeout => f.write_str("the peer gave no credits while TSDUs waited"),
             Self::SendTimeout => f.write_str("a TSDU was not sent in time"),
             Self::OfferTimeout => f.write_str("the offer was not decided on in time"),
-            Self::HandlerPanicked => f.write_str("a handler of the client's panicked"),
+            Self::HandlerPanicked => f.write_str("a handler of the client panicked"),
         }
     }
 }

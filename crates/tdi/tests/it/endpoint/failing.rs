@@ -70,7 +70,7 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         .await;
         assert_eq!(
             recorder.lines()[1],
-            "disconnect: a handler of the client's panicked"
+            "disconnect: a handler of the client panicked"
         );
         assert_eq!(listening.state(), EndpointState::Associated);
         let lost = within(listening.receive(BytesMut::zeroed(9), ReceiveFlags::empty())).await;
