@@ -61,7 +61,7 @@ pub enum About {
     Session,
 }
 
-/// The examination of one thing.
+/// One step of the examination, with its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     /// The thing.
@@ -93,7 +93,7 @@ pub enum State {
     Fault,
     /// The probes could not determine it.
     Unknown,
-    /// The thing was not examined, or does not matter here.
+    /// The step was not run, or does not matter here.
     Skipped,
 }
 

@@ -235,7 +235,7 @@ fn credits_that_overflow(trial: &mut ServerTrial<'_>) -> Verdict {
 }
 
 /// Checks that an attack ends its connection, or does nothing. The specification does not say that
-/// a receiver detects these attacks, so only a server whose settings are known has to.
+/// a receiver detects these attacks, so only a server whose settings are known must detect them.
 fn ends_at_most(trial: &mut ServerTrial<'_>, mut script: Script, reasons: &[&str]) -> Verdict {
     if trial.facts().is_strict() {
         return trial.terminated_for_one_of(script, reasons);

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 pub enum Outcome {
     /// The peer did what the specification requires.
     Pass,
-    /// The peer did something else.
+    /// The peer did not do what the specification requires.
     Fail {
         /// What the specification requires, as a sentence without a full stop.
         expected: String,

@@ -222,7 +222,7 @@ impl PeerFacts {
         timer.saturating_sub(self.margin).max(timer / 3)
     }
 
-    /// Checks that something happened when a timer was due.
+    /// Checks that an event happened when a timer was due.
     ///
     /// # Errors
     /// The event came too early or too late.

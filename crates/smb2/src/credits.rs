@@ -19,9 +19,9 @@ use tokio::{
 /// Returns the credits that a request takes, if it would use `wanted`; `None` if it waits for an answer first.
 /// `available` are the credits on hand, `in_flight` those of requests without an answer.
 ///
-/// It takes at most half of the server's window, so that the server has another request while this one is answered,
-/// but two credits where there are as many. Without credits and without requests no answer will bring any, so one is
-/// taken, and the sender reports that it is missing.
+/// A request takes at most half of the server's window, or two credits of a small window, so that the server has another
+/// request while this one is answered. Without credits and without requests no answer will bring any, so one is taken,
+/// and the sender reports that it is missing.
 pub(crate) fn charge(wanted: u16, available: u16, in_flight: u32) -> Option<u16> {
     let window = in_flight.saturating_add(available.into());
     let share = (window / 2).max(2).min(window);

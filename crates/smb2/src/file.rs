@@ -248,8 +248,8 @@ impl File {
         })
     }
 
-    /// Returns whether the server deletes the file when it is closed: [`OpenMode::New`] asked for it, the server accepted
-    /// that, and [`keep`](Self::keep) has not ended it.
+    /// Returns whether the server deletes the file when it is closed: it was opened with [`OpenMode::New`], the server
+    /// supports that, and [`keep`](Self::keep) was not called.
     ///
     /// [`OpenMode::New`]: crate::OpenMode::New
     pub fn is_temporary(&self) -> bool {

@@ -222,7 +222,7 @@ impl Share {
         Err(Error::DfsLink(dfs::target(&self.requests, name).await))
     }
 
-    /// Opens a file, and marks it temporary in the same message, if the server takes that.
+    /// Opens a file, and marks it temporary in the same message if the server supports that.
     async fn open_temporary(&self, create: CreateRequest) -> Result<File, Error> {
         const COMMAND: Command = Command::SetInfo;
         let requests = self.requests.clone();

@@ -25,7 +25,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct SharedPair {
     pub(super) pair: CachePadded<Mutex<Pair>>,
-    /// For each end, whether it has something to take, so that a spinning end can check this without the lock.
+    /// Whether each end has completions to take. A spinning end checks this without the lock.
     pub(super) doorbells: [CachePadded<AtomicBool>; 2],
 }
 

@@ -107,7 +107,7 @@ impl LoopbackQueuePair {
         lock(&self.shared.pair.0).deliver(1 - self.side, &mut self.staging.batch);
     }
 
-    /// Executes all posted work, and wakes the other end if it has something to take.
+    /// Executes all posted work, and wakes the other end if it has completions to take.
     fn execute(&mut self) {
         self.staging.prepare();
         let mut pair = self.shared.lock();

@@ -44,7 +44,7 @@ handler!(SendPossible(Pvoid, Pvoid, u32));
 
 /// Takes over an IRP that a handler has returned for a request with this minor function. Its current stack location is
 /// that of the transport if the client has called IoSetNextIrpStackLocation as it should. Otherwise it becomes so here.
-/// An IRP for something else completes here. Without a stack location, it stays the client's.
+/// An IRP for another request completes here. Without a stack location, it stays the client's.
 ///
 /// # Safety
 /// The IRP is null or valid, and belongs to the transport from now on.

@@ -73,7 +73,7 @@ impl Progress {
         nt(Status::PENDING)
     }
 
-    /// Cancels the request, or remembers that. Returns whether it was pending in a state in which it can be cancelled.
+    /// Cancels the request, now or as soon as it can be cancelled. Returns whether it was cancelled now.
     fn cancel(&self) -> bool {
         let cancel = match &mut *lock(&self.0) {
             Step::Submitting { cancelled, .. } => {

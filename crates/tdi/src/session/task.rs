@@ -48,7 +48,7 @@ pub(crate) type OnCompletion = Box<dyn FnOnce(ReceiveCompletion) -> Called<()> +
 pub(crate) trait SessionOwner: Send + Sync {
     /// Returns the number of bytes that may be lent to the client at one time.
     fn lendable(&self) -> usize;
-    /// Makes the endpoint ready for another connection. Returns whether it still was on this one.
+    /// Makes the endpoint ready for another connection. Returns whether its connection was still this one.
     fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool;
     /// Tells the futures that wait for the end of the connection.
     fn session_ended(&self, cause: &Cause);

@@ -56,7 +56,7 @@ pub(super) struct IwarpQueuePair {
     next_mss_check: u64,
     /// The total number of sent bytes at which nothing more is sent before the next flush.
     until: u64,
-    /// Whether the last call has left something to do that no event of the socket announces.
+    /// Whether the last call has left work that no event of the socket announces.
     is_unfinished: bool,
     /// Whether the next read is made without asking the runtime if the socket is ready.
     skip_readiness_check: bool,

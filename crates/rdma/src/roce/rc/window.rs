@@ -47,9 +47,10 @@ const PACKETS_AFTER_TIMEOUT: u32 = 8;
 /// The most packets in flight. The PSNs of packets in flight must be within half of the number
 /// space; this is far below it.
 const MAX_PACKETS: u32 = 1 << 16;
-/// The share of round trips with congestion that means all of them. The first report counts as this.
+/// The value of the share that stands for congestion in all round trips. The first report counts as this.
 const WHOLE_SHARE: u32 = 1024;
-/// The divisor by which the share approaches 0 in a round trip without congestion, and its whole in one with it.
+/// The share moves by this fraction of its distance: towards [`WHOLE_SHARE`] after a round trip with congestion, and
+/// towards 0 after one without.
 const SHARE_WEIGHT: u32 = 16;
 /// The round trips in which the window approaches its former size, before it grows beyond it.
 const FAST_RECOVERY_ROUNDS: u32 = 5;

@@ -123,8 +123,8 @@ fn snapshot(engine: &Connection) -> Connection {
     }
 }
 
-/// Hashes the state of an engine that determines its future. Identifiers and counters do not,
-/// except for outstanding work. The content of the send queue follows from the submitted messages
+/// Hashes the part of an engine's state that determines its future. Identifiers and counters are
+/// not part of it, except for outstanding work. The content of the send queue follows from the submitted messages
 /// and the bytes that have not been sent.
 fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     let Connection {
