@@ -213,8 +213,8 @@ pub(crate) fn hold_requests() {
     let _ = requests_alone().thread_block();
 }
 
-/// Runs `start`, whose processes hold back these signals from their beginning: who asks for an upgrade may signal each
-/// process of a group one after the other.
+/// Runs `start` with these signals blocked, so that the processes that it starts inherit the blocked signals. A request
+/// for an upgrade may signal each process of a group one after the other.
 #[cfg(target_os = "linux")]
 pub(crate) fn holding_requests<T>(start: impl FnOnce() -> T) -> T {
     hold_requests();

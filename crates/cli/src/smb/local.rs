@@ -390,7 +390,7 @@ mod tests {
 
     use super::*;
 
-    /// A file in memory can have no name, as one on a file system without links.
+    /// A file in memory cannot be linked, like a file on a file system without links.
     #[test]
     fn a_file_that_cannot_be_linked_is_copied() {
         let folder = tempfile::tempdir().unwrap();

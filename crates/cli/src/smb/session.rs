@@ -199,7 +199,7 @@ const fn kind_of(error: &Error, kind: Kind) -> Kind {
 /// STATUS_ILLEGAL_CHARACTER: Samba lists names that are not well-formed UTF-16, but does not open them.
 const ILLEGAL_CHARACTER: NtStatus = NtStatus(0xc000_0161);
 
-/// STATUS_QUOTA_EXCEEDED, and the same of a disk.
+/// STATUS_QUOTA_EXCEEDED and STATUS_DISK_QUOTA_EXCEEDED.
 const QUOTA_EXCEEDED: NtStatus = NtStatus(0xc000_0044);
 const DISK_QUOTA_EXCEEDED: NtStatus = NtStatus(0xc000_0802);
 /// STATUS_LOCK_NOT_GRANTED.
