@@ -368,7 +368,7 @@ class Module:
 CODE = Module(ENGINE / "credits.rs", "exports.rs", with_first(FIELDS, OF_CREDITS) + with_first({}, OF_NUMBERS))
 SEGMENTS = Module(ENGINE / "segments.rs", "exports_segments.rs", with_first({}, OF_SEGMENTS))
 CHECKER_CODE = Module(
-    ENGINE / "connection/model/relation.rs", "exports_relation.rs", with_first(CHECKER, OF_CHECKER)
+    ENGINE / "connection/proved/relation.rs", "exports_relation.rs", with_first(CHECKER, OF_CHECKER)
 )
 
 

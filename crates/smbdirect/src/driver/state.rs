@@ -34,7 +34,7 @@ pub(crate) type TransferResult = (Option<BytesMut>, Result<(), TransferFault>);
 /// Engine, queue pair and waiting futures of one connection.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(super) engine: engine::Connection,
+    pub(super) engine: engine::Driven,
     pub(super) queue_pair: Box<dyn QueuePair>,
     pub(super) inbox: Inbox,
     pub(super) sends: Waiters<Result<(), ConnectionError>>,
@@ -72,6 +72,8 @@ pub(crate) struct State {
 
 impl State {
     pub(super) fn new(engine: engine::Connection, connected: Connected) -> Self {
+        #[cfg(smbdirect_proved)]
+        let engine = engine.into();
         Self {
             engine,
             inbox: Inbox::new(connected.is_zero_copy),

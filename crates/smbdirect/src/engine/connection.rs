@@ -469,6 +469,8 @@ mod log;
 #[cfg(test)]
 mod model;
 mod negotiation;
+#[cfg(any(test, smbdirect_proved))]
+pub(super) mod proved;
 mod receive;
 mod send;
 #[cfg(test)]

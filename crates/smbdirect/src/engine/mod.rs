@@ -32,6 +32,11 @@ mod timer;
 mod transfer_queue;
 
 pub use connection::Connection;
+/// The engine as the driver has it.
+#[cfg(all(feature = "tokio", not(smbdirect_proved)))]
+pub(crate) use connection::Connection as Driven;
+#[cfg(smbdirect_proved)]
+pub(crate) use connection::proved::Checked as Driven;
 pub use error::Expired;
 pub use event::{Event, MessageId, TransferId};
 

@@ -20,8 +20,7 @@ use std::{
 use bytes::Bytes;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use self::relation::{Received, Relation};
-use super::{Connection, Kind, Role};
+use super::{Connection, Kind, Role, proved::Proved};
 use crate::{
     engine::{
         Config, ConnectionError, Event, MessageId, Policy, Revision, Settings,
@@ -34,7 +33,6 @@ use crate::{
     wire::{DataTransfer, NegotiateResponse},
 };
 
-mod relation;
 mod rules;
 mod state;
 mod steps;
@@ -235,8 +233,8 @@ struct End {
     put_off: bool,
     /// The sabotage has been done.
     tampered: bool,
-    /// The end as the proof sees it, once it is established.
-    relation: Option<Relation>,
+    /// The end as the proof sees it.
+    proved: Proved,
 }
 
 /// A state of both ends and the network.

@@ -1,7 +1,6 @@
 //! The rules of the model, which are checked after every step, and the sabotage that breaks them.
 
 use super::*;
-use crate::{engine::credits::Credits, wire::Flags};
 
 impl State {
     pub(super) fn breaks(&mut self, rule: Rule) {
@@ -50,46 +49,10 @@ impl State {
         }
     }
 
-    /// Compares an engine with the relation of the proof. `is_step`: what the engine has just done is a step of it.
-    pub(super) fn follow(&mut self, who: usize, is_step: bool, sabotage: Option<Sabotage>) {
-        let End {
-            engine, relation, ..
-        } = &mut self.ends[who];
-        let (credits, strict) = (engine.credits(), engine.config.policy.strict_last_credit);
-        let Credits {
-            send_credits,
-            granted,
-            receive_credits,
-            receive_credit_target,
-            receive_credit_max,
-            ..
-        } = credits;
-        let seen = |before: &Relation| Relation {
-            send_credits: send_credits.into(),
-            granted: granted.into(),
-            available: u32::from(receive_credits - granted),
-            target: receive_credit_target.into(),
-            max: receive_credit_max.into(),
-            send_immediate: engine.send_immediate,
-            holds_first: engine.holds_first_grant,
-            ..*before
-        };
-        if engine.negotiated().is_none() {
-            return;
-        }
-        let Some(relation) = relation else {
-            let first = Relation {
-                target_rose: engine.holds_first_grant,
-                strict,
-                v2014: engine.config.policy.revision == Revision::V2014,
-                ..Relation::default()
-            };
-            *relation = Some(seen(&first));
-            return;
-        };
-        let agrees = *relation == seen(relation);
+    /// Reports what the engine has just done if it is no step of the proof.
+    pub(super) fn judge(&mut self, is_step: bool, sabotage: Option<Sabotage>) {
         // Most sabotage is not a step either. The rule that it is meant to break is the one to report.
-        if matches!(sabotage, None | Some(Sabotage::PostForNothing)) && !(is_step && agrees) {
+        if matches!(sabotage, None | Some(Sabotage::PostForNothing)) && !is_step {
             self.breaks(Rule::StepsAreProved);
         }
     }
@@ -226,16 +189,4 @@ pub(super) fn granted(message: &[u8], is_established: bool) -> u16 {
         return DataTransfer::decode(message).map_or(0, |header| header.credits_granted);
     }
     NegotiateResponse::decode(message).map_or(0, |response| response.credits_granted)
-}
-
-/// Returns what the relation of the proof needs of a received message.
-pub(super) fn message_received(message: &[u8]) -> Received {
-    let header = DataTransfer::decode(message).expect("the engine encodes valid messages");
-    let asks = header.flags.contains(Flags::RESPONSE_REQUESTED);
-    Received {
-        credits_requested: header.credits_requested.into(),
-        credits_granted: header.credits_granted.into(),
-        quiet: header.data_length == 0 && header.remaining_data_length == 0 && !asks,
-        asks,
-    }
 }

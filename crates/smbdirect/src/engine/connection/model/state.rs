@@ -34,7 +34,7 @@ impl End {
             held_up: false,
             put_off: false,
             tampered: false,
-            relation: None,
+            proved: Proved::default(),
         }
     }
 

@@ -1,9 +1,6 @@
 //! The steps of the model: what the upper layers, queue pairs, timers and the network can do.
 
-use super::{
-    rules::{granted, message_received},
-    *,
-};
+use super::{rules::granted, *};
 
 impl State {
     pub(super) fn new(scene: &Scene, sabotage: Option<Sabotage>) -> Self {
@@ -56,10 +53,6 @@ impl State {
                 let engine = &mut self.ends[who].engine;
                 engine.timers.set(timer, *NOW);
                 engine.handle_timeout(*NOW);
-                if let Some(relation) = &mut self.ends[who].relation {
-                    relation.send_immediate |= engine.send_immediate;
-                    relation.holds_first &= engine.holds_first_grant;
-                }
             }
             Action::Close(who) => {
                 self.closes -= 1;
@@ -129,13 +122,11 @@ impl State {
                     message,
                     invalidated: None,
                 };
-                let waiting = !self.ends[who].engine.send_queue.is_empty();
+                end.proved.before(&end.engine);
                 self.complete(who, received(message.clone()));
-                let is_step = self.ends[who]
-                    .relation
-                    .as_mut()
-                    .is_none_or(|relation| relation.receive(message_received(&message), waiting));
-                self.follow(who, is_step, sabotage);
+                let end = &mut self.ends[who];
+                let is_step = end.proved.heard(&end.engine, &message);
+                self.judge(is_step, sabotage);
                 let engine = &mut self.ends[who].engine;
                 match sabotage {
                     Some(Sabotage::HearTwice) if is_established && message.len() > 24 => {
@@ -216,21 +207,10 @@ impl State {
             }
             let tampered = sabotage.is_some_and(|sabotage| sabotage != Sabotage::StayIdle);
             let is_idle = end.engine.is_idle() && !tampered;
-            let waiting = !end.engine.send_queue.is_empty();
+            end.proved.before(&end.engine);
             let work = end.engine.poll_work(*NOW, room);
-            let is_step = end.relation.as_mut().is_none_or(|relation| match &work {
-                Some(WorkRequest::Receive { count, .. }) => relation.post(*count, waiting),
-                Some(WorkRequest::Send { header, .. }) => {
-                    // The header comes without its payload here, so it cannot be decoded.
-                    let grant = &header.as_slice()[2..4];
-                    relation.send(u32::from(grant[0]) | u32::from(grant[1]) << 8, waiting)
-                }
-                _ => {
-                    (room.sends == 0 || relation.may_rest(waiting))
-                        && (room.receives == 0 || end.held_up || relation.missing(waiting) == 0)
-                }
-            });
-            self.follow(who, is_step, sabotage);
+            let is_step = end.proved.worked(&end.engine, room, work.as_ref());
+            self.judge(is_step, sabotage);
             if is_idle && work.is_some() {
                 self.breaks(Rule::IdleHasNoWork);
             }

@@ -9,7 +9,7 @@ use smbdirect::{
 
 use relation::{Received, Relation};
 
-#[path = "../../../../src/engine/connection/model/relation.rs"]
+#[path = "../../../../src/engine/connection/proved/relation.rs"]
 mod relation;
 
 /// The end as the proof sees it.
