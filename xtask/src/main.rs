@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+#[cfg(feature = "goals")]
 mod goals;
 mod workspace;
 
@@ -16,12 +17,14 @@ use clap::Parser;
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
     Api(api::Api),
+    #[cfg(feature = "goals")]
     Goals(goals::Goals),
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Api(api) => api.run(),
+        #[cfg(feature = "goals")]
         Command::Goals(goals) => goals.run(),
     };
     match result {
