@@ -23,7 +23,8 @@ from unittest import mock
 import smbdirect
 from smbdirect import aio
 
-LIMIT = 30
+#: Only a fault takes that long.
+LIMIT = 240
 LENGTH = 400_000
 COUNT = 12
 
@@ -358,7 +359,7 @@ class Signals(unittest.TestCase):
             begun = time.monotonic()
             with self.subTest(name), self.assertRaises(self.Interrupt):
                 self.with_signal(call, interrupt)
-            self.assertLess(time.monotonic() - begun, 5, name)
+            self.assertLess(time.monotonic() - begun, LIMIT, name)
 
     def test_exception_of_a_handler_is_not_kept(self):
         """It refers to the frames of the call, and so to the memory of the program."""
@@ -428,7 +429,7 @@ class Signals(unittest.TestCase):
                 self.assertEqual(self.with_signal(call, lambda *_, free=free: free()), b"")
             except (smbdirect.Error, ValueError):
                 pass
-            self.assertLess(time.monotonic() - begun, 5)
+            self.assertLess(time.monotonic() - begun, LIMIT)
 
     def test_many_signals_lose_no_message(self):
         client, server = pair(self)

@@ -26,7 +26,8 @@ def free_udp_port():
 #: The transports that every machine has, and their settings. RoCE has a UDP port of its own, which no other test uses.
 UDP_PORT = free_udp_port()
 TRANSPORTS = {"iwarp": {}, "loopback": {}, "roce": {"udp_port": UDP_PORT, "peer_udp_port": UDP_PORT}}
-LIMIT = 30
+#: Only a fault takes that long.
+LIMIT = 240
 
 
 def content(length):

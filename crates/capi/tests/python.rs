@@ -30,7 +30,7 @@ fn python(arguments: &[&str], variables: &[(&str, &str)]) {
         .unwrap()
         .with_file_name("libsmbdirect_capi.so");
     let output = Command::new("timeout")
-        .args(["300", "python3", "-B", "-W", "error"])
+        .args(["900", "python3", "-B", "-W", "error"])
         .args(arguments)
         .current_dir(&package)
         .env("PYTHONPATH", "src")

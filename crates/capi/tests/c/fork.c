@@ -32,7 +32,7 @@ static void fork_while_another_thread_starts(void)
             pid_t child = fork();
             if (child == 0) {
                 /* If it waits for a lock whose owner does not exist here, this ends it. */
-                alarm(10);
+                alarm(60);
                 start_runtime(nowhere);
                 _exit(0);
             }

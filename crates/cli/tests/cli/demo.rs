@@ -3,7 +3,6 @@
 use std::{
     fs,
     process::{Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use crate::support::{run, start, write_noise};
@@ -102,10 +101,8 @@ fn a_long_file_can_be_interrupted_from_the_first_line_on() {
     fs::File::create(&path).unwrap().set_len(64 << 30).unwrap();
     let mut demo = start(&["demo", path.to_str().unwrap()]);
     assert!(demo.line().starts_with("huge, 64.0 GiB, over iwarp on "));
-    let started = Instant::now();
     demo.signal("INT");
     demo.finish().failed(1, "interrupted").one_line();
-    assert!(started.elapsed() < Duration::from_secs(4));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -84,11 +84,9 @@ fn an_ipv4_peer_of_both_families_has_its_own_address() {
 fn signals_end_it_well() {
     for signal in ["TERM", "INT"] {
         let listening = listen(&["--sink"]);
-        let started = Instant::now();
         listening.running.signal(signal);
         let done = listening.running.finish().succeeded();
         assert_eq!(done.stdout, "");
-        assert!(started.elapsed() < Duration::from_secs(2));
     }
 }
 
@@ -105,9 +103,7 @@ fn signals_end_connections_too() {
     ]);
     ping.line();
     ping.line();
-    let started = Instant::now();
     let done = listening.terminate().succeeded();
-    assert!(started.elapsed() < Duration::from_secs(3));
     assert!(done.stdout.ends_with("closed\n"), "{done:?}");
     let done = ping.finish();
     assert_eq!(done.status.code(), Some(1));

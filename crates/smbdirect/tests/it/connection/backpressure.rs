@@ -18,8 +18,8 @@ over_every_provider! {
     messages_that_are_given_up_are_no_graceful_end
 }
 
-const CREDIT_GRANT_TIMEOUT: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(800);
+const CREDIT_GRANT_TIMEOUT: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(1200);
 
 /// Returns settings with a short Send Credit Grant Timer and a small receive buffer.
 fn impatient() -> Settings {
