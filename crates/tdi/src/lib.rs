@@ -12,7 +12,7 @@
 //!
 //! | parameter | here |
 //! |---|---|
-//! | `Irp` | none; the returned [`Sending`] is the request in progress, and can [cancel](Sending::cancel) it |
+//! | `Irp` | none; the returned [`Sending`] is the request in progress, and can [cancel](InProgress::cancel) it |
 //! | `DevObj` | the [`Transport`] that opened the endpoint |
 //! | `FileObj` | the [`Endpoint`], associated and connected |
 //! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and the variables captured by the async block. Dropping the [`Sending`] is like a null routine: the send goes on. [`Endpoint::send_then`] calls a routine, in order with the handlers |
@@ -104,4 +104,4 @@ pub use protocol::{
     SendAvailability, SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings,
     ServiceFlags, Severity, Status, Submission,
 };
-pub use session::{Receiving, Requested, Sending, Submitted};
+pub use session::{InProgress, Receiving, Requested, Sending, Submitted};

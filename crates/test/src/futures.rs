@@ -196,7 +196,7 @@ fn visit(folder: &Path, found: &mut BTreeSet<String>) {
             for line in source.lines().map(str::trim) {
                 let name = line
                     .strip_prefix("pub async fn ")
-                    .or_else(|| line.strip_prefix("impl Future for "));
+                    .or_else(|| Some(line.strip_prefix("impl")?.split_once(" Future for ")?.1));
                 let end = |at: char| !at.is_alphanumeric() && at != '_';
                 let name = name.and_then(|name| name.split(end).next());
                 found.extend(name.map(String::from));

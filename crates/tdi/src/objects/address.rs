@@ -138,15 +138,26 @@ impl<C: EndpointContext> AddressShared<C> {
         state.listens.retain(|listen| is_other(&listen.endpoint));
     }
 
-    /// Adds a listen after those that are pending.
-    pub(crate) fn listen(&self, listen: PendingListen<C>) {
-        self.insert_listen(listen, VecDeque::push_back);
-    }
-
-    /// Adds a listen before those that are pending, where it was before its peer failed to
-    /// negotiate.
-    pub(crate) fn listen_again(&self, listen: PendingListen<C>) {
-        self.insert_listen(listen, VecDeque::push_front);
+    /// Adds a listen after those that are pending, or `again` before them, where it was before its peer failed to negotiate.
+    pub(crate) fn listen(&self, listen: PendingListen<C>, again: bool) {
+        let endpoint = listen.endpoint.clone();
+        let mut state = self.lock();
+        if again {
+            state.listens.push_front(listen);
+        } else {
+            //= TDI-CONN-05
+            state.listens.push_back(listen);
+        }
+        drop(state);
+        let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
+            return;
+        };
+        // The address may have been closed, or its port may have failed, before the listen was added.
+        if self.is_closed() {
+            endpoint.end_listen(Status::CANCELLED, true);
+        } else if !self.accepts_peers() {
+            endpoint.end_listen(Status::INSUFFICIENT_RESOURCES, false);
+        }
     }
 
     /// Removes the listen of this endpoint with this attempt number. The endpoint may have submitted another
@@ -156,25 +167,6 @@ impl<C: EndpointContext> AddressShared<C> {
             listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
         };
         self.lock().listens.retain(is_other);
-    }
-
-    fn insert_listen(
-        &self,
-        listen: PendingListen<C>,
-        insert: fn(&mut VecDeque<PendingListen<C>>, PendingListen<C>),
-    ) {
-        let endpoint = listen.endpoint.clone();
-        //= TDI-CONN-05
-        insert(&mut self.lock().listens, listen);
-        let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
-            return;
-        };
-        // The address may have been closed, or its port may have failed, before the listen was added.
-        if self.is_closed() {
-            endpoint.address_closed();
-        } else if !self.accepts_peers() {
-            endpoint.listen_failed(Status::INSUFFICIENT_RESOURCES);
-        }
     }
 
     /// Removes and returns the first pending listen that accepts this peer.
@@ -241,7 +233,7 @@ impl<C: EndpointContext> Drop for Handle<C> {
         drop(state);
         drop((port, client, listens));
         for endpoint in endpoints {
-            Endpoint::from_shared(endpoint).address_closed();
+            Endpoint::from_shared(endpoint).end_listen(Status::CANCELLED, true);
         }
     }
 }
@@ -276,7 +268,7 @@ impl<C: EndpointContext> OfferTarget for AddressShared<C> {
         drop(port);
         for listen in listens {
             if let Some(endpoint) = listen.endpoint.upgrade() {
-                Endpoint::from_shared(endpoint).listen_failed(status);
+                Endpoint::from_shared(endpoint).end_listen(status, false);
             }
         }
         if let Some(client) = self.client()

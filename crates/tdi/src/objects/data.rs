@@ -9,6 +9,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{Connection, Message, Token};
+use tokio::sync::oneshot;
 
 use super::{
     device::TransportSettings,
@@ -17,10 +18,10 @@ use super::{
 };
 use crate::{
     protocol::{
-        ConnectionInfo, ReceiveFlags, ReceiveTarget, RequestId, SendCompletion, SendFlags,
-        SendRequest, Status,
+        ConnectionInfo, ReceiveCompletion, ReceiveFlags, ReceiveTarget, RequestId, SendCompletion,
+        SendFlags, SendRequest, Status,
     },
-    session::{Receiving, Routine, Sending, Submitted, now},
+    session::{Receiving, Routine, Sending, Session, Submitted, now},
 };
 
 /// Options of a send other than its flags.
@@ -67,11 +68,8 @@ impl<C: EndpointContext> Endpoint<C> {
     ) -> Sending {
         let request = request(buffer.into(), flags, options);
         match self.sending_session() {
-            Ok(session) => {
-                let pending = session.sends.submit(now(), request);
-                Sending::waiting(session.sends.clone(), pending)
-            }
-            Err(status) => Sending::refused(status, request.buffer),
+            Ok(session) => sending(&session, session.sends.submit(now(), request)),
+            Err(status) => Sending::refused(SendCompletion::refused(status, request.buffer)),
         }
     }
 
@@ -96,12 +94,7 @@ impl<C: EndpointContext> Endpoint<C> {
             },
             Err(status) => (status, request, routine),
         };
-        let mut returning = routine.0(SendCompletion {
-            id: RequestId(0),
-            status,
-            information: 0,
-            buffer: request.buffer,
-        });
+        let mut returning = routine.0(SendCompletion::refused(status, request.buffer));
         let context = &mut Context::from_waker(Waker::noop());
         if returning.as_mut().poll(context).is_pending() {
             tokio::spawn(returning);
@@ -121,12 +114,10 @@ impl<C: EndpointContext> Endpoint<C> {
         let buffer = request.buffer.clone();
         let submitted = self.sending_session().and_then(|session| {
             let pending = session.sends.submit_whole(now(), request)?;
-            Ok(Sending::waiting(session.sends.clone(), pending))
+            Ok(sending(&session, pending))
         });
-        match submitted {
-            Ok(sending) => sending,
-            Err(status) => Sending::refused(status, buffer),
-        }
+        let refused = |status| Sending::refused(SendCompletion::refused(status, buffer));
+        submitted.unwrap_or_else(refused)
     }
 
     /// Sends with [`NON_BLOCKING`](SendFlags::NON_BLOCKING) and returns the number of bytes taken,
@@ -212,11 +203,19 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> Receiving {
         match self.receiving_session() {
             Some(session) => {
-                let pending = session.receives.receive(buffer, flags);
-                Receiving::waiting(session.receives.clone(), pending)
+                let (id, completion) = session.receives.receive(buffer, flags);
+                let submitted = Submitted::receive(session.receives.clone(), id);
+                Receiving::new(submitted, completion)
             }
             //= TDI-RECV-03
-            None => Receiving::refused(Status::INVALID_CONNECTION, buffer),
+            None => Receiving::refused(ReceiveCompletion {
+                id: RequestId(0),
+                status: Status::INVALID_CONNECTION,
+                information: 0,
+                buffer,
+                target: None,
+                invalidated_token: None,
+            }),
         }
     }
 
@@ -309,6 +308,14 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn connection(&self) -> Result<Connection, Status> {
         Ok(self.sending_session()?.connection.clone())
     }
+}
+
+/// Returns a send that was submitted, as its future.
+fn sending(
+    session: &Session,
+    (id, completion): (RequestId, oneshot::Receiver<SendCompletion>),
+) -> Sending {
+    Sending::new(Submitted::send(session.sends.clone(), id), completion)
 }
 
 fn request(buffer: Message, flags: SendFlags, options: SendOptions) -> SendRequest {

@@ -113,14 +113,6 @@ impl Device {
         self.counters.count(add);
     }
 
-    pub(crate) fn endpoint_opened(&self) {
-        self.count(|counters| counters.open_connections += 1);
-    }
-
-    pub(crate) fn endpoint_closed(&self) {
-        self.count(|counters| counters.open_connections -= 1);
-    }
-
     pub(crate) fn session_started(&self, session: &Arc<Session>) {
         self.lock_sessions().push(Arc::downgrade(session));
     }

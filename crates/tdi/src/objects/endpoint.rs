@@ -6,12 +6,12 @@
 
 use std::{
     fmt,
+    mem::{replace, take},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
 };
 
-use smbdirect::Token;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -21,15 +21,13 @@ use super::{
     types::{Client, Endpoint, EndpointContext, EndpointLocked, EndpointShared},
 };
 use crate::{
-    protocol::{
-        Answer, Cause, ChainedTsdu, DisconnectFlags, EndpointState, Indication, Request, Status,
-    },
-    session::{Called, Completer, OnCompletion, Session, SessionOwner},
+    protocol::{Cause, EndpointState, Request, Status},
+    session::{Completer, Session},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
     pub(crate) fn open(device: Arc<Device>, context: C) -> Self {
-        device.endpoint_opened();
+        device.count(|counters| counters.open_connections += 1);
         Self::from_shared(Arc::new(EndpointShared {
             device,
             context,
@@ -86,7 +84,7 @@ impl<C: EndpointContext> Endpoint<C> {
 
     /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if there is something to abort.
     pub(super) fn abort(&self) {
-        let _ = self.abort_if(|state| state.check(Request::Abort), Completer::Nobody);
+        let _ = self.abort_if(|state| state.check(Request::Abort), &mut Completer::Nobody);
     }
 
     /// Disconnects with [`ABORT`](DisconnectFlags::ABORT) if `check` allows it in the present state. `completer` is told
@@ -94,14 +92,12 @@ impl<C: EndpointContext> Endpoint<C> {
     pub(super) fn abort_if(
         &self,
         check: impl FnOnce(EndpointState) -> Result<(), Status>,
-        completer: Completer,
-    ) -> Result<(), (Status, Completer)> {
+        completer: &mut Completer,
+    ) -> Result<(), Status> {
         let mut state = self.lock();
-        if let Err(status) = check(state.phase.state()) {
-            return Err((status, completer));
-        }
+        check(state.phase.state())?;
         //= TDI-DISC-07
-        let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+        let phase = replace(&mut state.phase, Phase::Associated);
         let (session, address) = (state.session.clone(), state.address.clone());
         let attempt = state.attempt;
         drop(state);
@@ -113,7 +109,7 @@ impl<C: EndpointContext> Endpoint<C> {
         if matches!(phase, Phase::Connected | Phase::Releasing)
             && let Some(session) = session
         {
-            session.abort(Status::LOCAL_DISCONNECT, completer);
+            session.abort(Status::LOCAL_DISCONNECT, take(completer));
             self.shared.report_end(&session, &Cause::LocalDisconnect);
             return Ok(());
         }
@@ -123,7 +119,7 @@ impl<C: EndpointContext> Endpoint<C> {
                 .count(|counters| counters.cancelled_connections += 1);
         }
         phase.cancel(Status::CANCELLED);
-        completer.complete(Ok(()));
+        take(completer).complete(Ok(()));
         Ok(())
     }
 
@@ -133,10 +129,10 @@ impl<C: EndpointContext> Endpoint<C> {
         self.shared.close();
     }
 
-    /// Calls a handler of the address's client when no other handler of this endpoint runs.
-    fn call<R>(&self, handler: impl FnOnce(&dyn Client<C>) -> R) -> Called<R> {
-        let client = self.shared.client()?;
-        Some(self.call_client(&*client, handler))
+    /// Returns the client of the address.
+    pub(super) fn client(&self) -> Option<Arc<dyn Client<C>>> {
+        let address = self.lock().address.clone();
+        address.and_then(|address| address.client())
     }
 
     /// Calls a handler of `client` when no other handler of this endpoint runs.
@@ -153,7 +149,9 @@ impl<C: EndpointContext> Endpoint<C> {
 
     /// Calls a handler without a session. If the handler panics, the endpoint is aborted.
     pub(super) fn call_without_session(&self, handler: impl FnOnce(&dyn Client<C>)) {
-        self.abort_after_panic(self.call(handler).unwrap_or(Ok(())));
+        if let Some(client) = self.client() {
+            self.abort_after_panic(self.call_client(&*client, handler));
+        }
     }
 
     /// Ends the connection if a handler has panicked that was called without a session.
@@ -191,15 +189,10 @@ impl<C: EndpointContext> EndpointShared<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn client(&self) -> Option<Arc<dyn Client<C>>> {
-        let address = self.lock().address.clone();
-        address.and_then(|address| address.client())
-    }
-
     /// Aborts the connection and cancels pending requests.
     fn close(&self) {
         let mut state = self.lock();
-        let phase = std::mem::replace(&mut state.phase, Phase::Idle);
+        let phase = replace(&mut state.phase, Phase::Idle);
         let (session, address) = (state.session.take(), state.address.take());
         drop(state);
         if let Some(session) = session {
@@ -220,14 +213,14 @@ impl<C: EndpointContext> EndpointShared<C> {
         self.device.session_ended(session, cause);
         self.session_ended(cause);
     }
-}
 
-impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
-    fn lendable(&self) -> usize {
+    /// Returns the number of bytes that may be lent to the client at one time.
+    pub(super) fn lendable(&self) -> usize {
         self.device.settings.receive.lendable
     }
 
-    fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool {
+    /// Makes the endpoint ready for another connection. Returns whether its connection was still this one.
+    pub(super) fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool {
         let mut state = self.lock();
         if !state.is_on(session) || !matches!(state.phase, Phase::Connected | Phase::Releasing) {
             return false;
@@ -239,66 +232,19 @@ impl<C: EndpointContext> SessionOwner for EndpointShared<C> {
         true
     }
 
-    fn session_ended(&self, cause: &Cause) {
+    /// Tells the futures that wait for the end of the connection.
+    pub(super) fn session_ended(&self, cause: &Cause) {
         self.ended.send_modify(|(count, last)| {
             *count += 1;
             *last = Some(cause.clone());
         });
     }
-
-    fn takes_chained(self: Arc<Self>) -> Called<bool> {
-        Endpoint::from_shared(self).call(|client| client.takes_chained())
-    }
-
-    fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>> {
-        let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.chained_receive(&endpoint, tsdu))
-    }
-
-    fn receive(self: Arc<Self>, indication: Indication) -> Called<(Answer, Option<OnCompletion>)> {
-        let client = self.client()?;
-        let endpoint = Endpoint::from_shared(self);
-        let answer = endpoint.call_client(&*client, |client| client.receive(&endpoint, indication));
-        let shared = endpoint.downgrade();
-        Some(answer.map(|answer| {
-            let returns_request = matches!(answer, Answer::TakenThenReceive(..));
-            let on_completion = returns_request.then(|| completes_at(client, shared));
-            (answer, on_completion)
-        }))
-    }
-
-    fn send_possible(self: Arc<Self>, available: usize) -> Called<()> {
-        let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.send_possible(&endpoint, available))
-    }
-
-    fn invalidated(self: Arc<Self>, token: Token) -> Called<()> {
-        let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.invalidated(&endpoint, token))
-    }
-
-    fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()> {
-        let endpoint = Endpoint::from_shared(self);
-        endpoint.call(|client| client.disconnect(&endpoint, flags, cause))
-    }
-}
-
-/// Returns the call of `client` for the completion of the request that its receive handler has returned.
-fn completes_at<C: EndpointContext>(
-    client: Arc<dyn Client<C>>,
-    shared: Weak<EndpointShared<C>>,
-) -> OnCompletion {
-    Box::new(move |completion| {
-        let endpoint = Endpoint::from_shared(shared.upgrade()?);
-        let handler = |client: &dyn Client<C>| client.receive_completed(&endpoint, completion);
-        Some(endpoint.call_client(&*client, handler))
-    })
 }
 
 impl<C: EndpointContext> Drop for EndpointShared<C> {
     fn drop(&mut self) {
         self.close();
-        self.device.endpoint_closed();
+        self.device.count(|counters| counters.open_connections -= 1);
     }
 }
 

@@ -21,11 +21,12 @@ use tracing::{Instrument, warn};
 use super::{
     device::TransportSettings,
     phase::{Attempt, Phase, Timer},
+    task::Task,
     types::{AddressShared, Client, Endpoint, EndpointContext, EndpointShared, PendingListen},
 };
 use crate::{
     protocol::{Cause, DisconnectFlags, EndpointState, Status},
-    session::{Requested, Session, Task, requested},
+    session::{Requested, Session, requested},
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -101,20 +102,12 @@ impl<C: EndpointContext> Endpoint<C> {
         Ok(())
     }
 
-    /// Cancels a pending listen, because the address was closed.
-    pub(crate) fn address_closed(&self) {
+    /// Completes a pending listen with `status`, because the address was closed or its port has failed. An offer is refused
+    /// only with `refuses`.
+    pub(crate) fn end_listen(&self, status: Status, refuses: bool) {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(..)) {
-            let phase = std::mem::replace(&mut state.phase, Phase::Associated);
-            drop(state);
-            phase.cancel(Status::CANCELLED);
-        }
-    }
-
-    /// Completes a pending listen with `status`, because the port of the address has failed.
-    pub(crate) fn listen_failed(&self, status: Status) {
-        let mut state = self.lock();
-        if matches!(state.phase, Phase::Listening(_)) {
+        let is_offered = matches!(state.phase, Phase::Offered(..));
+        if matches!(state.phase, Phase::Listening(_)) || refuses && is_offered {
             let phase = std::mem::replace(&mut state.phase, Phase::Associated);
             drop(state);
             phase.cancel(status);
@@ -144,7 +137,7 @@ impl<C: EndpointContext> Endpoint<C> {
             }
         };
         let device = &self.shared.device;
-        let result = match result {
+        let session = match result {
             Ok(connection) => {
                 let TransportSettings { send, receive, .. } = &device.settings;
                 let session = Session::new(connection, send, receive);
@@ -164,22 +157,21 @@ impl<C: EndpointContext> Endpoint<C> {
                     state.phase = Phase::Listening(completer);
                     let address = state.address.clone().expect("it is associated");
                     drop(state);
-                    address.listen_again(PendingListen {
-                        endpoint: self.downgrade(),
+                    let endpoint = self.downgrade();
+                    let listen = PendingListen {
+                        endpoint,
                         attempt,
                         remote,
                         query_accept: false,
-                    });
+                    };
+                    address.listen(listen, true);
                     return true;
                 }
                 drop(state);
                 Err(status)
             }
         };
-        let (session, result) = match result {
-            Ok(session) => (Some(session), Ok(())),
-            Err(status) => (None, Err(status)),
-        };
+        let result = session.as_ref().map(drop).map_err(|&status| status);
         device.count(|counters| counters.add_connect(result));
         completer.complete(result);
         if let Some(acceptor) = acceptor {
@@ -188,9 +180,8 @@ impl<C: EndpointContext> Endpoint<C> {
         }
         // The task starts last, so that the client sees this result before events of the
         // connection.
-        if let Some(session) = session {
-            let shared = self.downgrade();
-            Task::spawn(session, shared);
+        if let Ok(session) = session {
+            Task::spawn(session, self.downgrade());
         }
         true
     }
@@ -247,33 +238,25 @@ async fn accept_for<C: EndpointContext>(
 
 /// Establishes the connection of an offer, in the tracing span of the connection. Returns whether the attempt was the
 /// current one to its end.
-pub(super) async fn accept<C: EndpointContext>(
+pub(super) fn accept<C: EndpointContext>(
     endpoint: Weak<EndpointShared<C>>,
     attempt: u64,
     incoming: Incoming,
     acceptor: Option<Arc<dyn Client<C>>>,
-) -> bool {
+) -> impl Future<Output = bool> + Send {
     let span = incoming.span().clone();
-    accept_in_span(endpoint, attempt, incoming, acceptor)
-        .instrument(span)
-        .await
-}
-
-async fn accept_in_span<C: EndpointContext>(
-    endpoint: Weak<EndpointShared<C>>,
-    attempt: u64,
-    incoming: Incoming,
-    acceptor: Option<Arc<dyn Client<C>>>,
-) -> bool {
-    let Some(device) = endpoint.upgrade().map(|shared| shared.device.clone()) else {
-        return false;
+    let accepting = async move {
+        let Some(device) = endpoint.upgrade().map(|shared| shared.device.clone()) else {
+            return false;
+        };
+        let config = device.settings.config.clone();
+        let result = incoming.accept(config).await;
+        let result = result.map_err(|error| accept_status(&error));
+        endpoint.upgrade().is_some_and(|shared| {
+            Endpoint::from_shared(shared).attempt_done(attempt, result, acceptor.as_deref())
+        })
     };
-    let config = device.settings.config.clone();
-    let result = incoming.accept(config).await;
-    let result = result.map_err(|error| accept_status(&error));
-    endpoint.upgrade().is_some_and(|shared| {
-        Endpoint::from_shared(shared).attempt_done(attempt, result, acceptor.as_deref())
-    })
+    accepting.instrument(span)
 }
 
 /// Refuses a peer that the client has neither accepted nor rejected within `limit`.

@@ -11,6 +11,7 @@ mod pair;
 mod phase;
 mod port;
 mod requests;
+mod task;
 mod transport;
 mod types;
 

@@ -2,6 +2,7 @@
 //! listen, accept and disconnect.
 
 use std::{
+    mem::{replace, take},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -182,22 +183,22 @@ impl<C: EndpointContext> Endpoint<C> {
         self.submit(operation, Completer::Routine(Box::new(routine)));
     }
 
-    fn submit(&self, operation: Operation, completer: Completer) {
+    fn submit(&self, operation: Operation, mut completer: Completer) {
         let submitted = match operation {
             Operation::Connect { remote, timeout } => {
-                self.submit_connect(remote, timeout, completer)
+                self.submit_connect(remote, timeout, &mut completer)
             }
             Operation::Listen {
                 remote,
                 query_accept,
-            } => self.submit_listen(remote, query_accept, completer),
-            Operation::Accept => self.submit_accept(completer),
+            } => self.submit_listen(remote, query_accept, &mut completer),
+            Operation::Accept => self.submit_accept(&mut completer),
             Operation::Disconnect { flags, timeout } => {
-                self.submit_disconnect(flags, timeout, completer)
+                self.submit_disconnect(flags, timeout, &mut completer)
             }
         };
         // The endpoint is not locked any more.
-        if let Err((status, completer)) = submitted {
+        if let Err(status) = submitted {
             completer.complete(Err(status));
         }
     }
@@ -206,17 +207,15 @@ impl<C: EndpointContext> Endpoint<C> {
         &self,
         remote: SocketAddr,
         timeout: Option<Duration>,
-        completer: Completer,
-    ) -> Result<(), Refused> {
+        completer: &mut Completer,
+    ) -> Result<(), Status> {
         let mut state = self.lock();
-        if let Err(status) = may_begin(&state, Request::Connect) {
-            return Err((status, completer));
-        }
+        may_begin(&state, Request::Connect)?;
         let attempt = state.begin();
         let limit = timeout.unwrap_or(self.shared.device.settings.connect_timeout);
         let work = connect(self.downgrade(), attempt, remote, limit);
         let task = tokio::spawn(work).abort_handle();
-        state.phase = Phase::Connecting(Attempt::new(completer, task));
+        state.phase = Phase::Connecting(Attempt::new(take(completer), task));
         Ok(())
     }
 
@@ -224,38 +223,34 @@ impl<C: EndpointContext> Endpoint<C> {
         &self,
         remote: Option<IpAddr>,
         query_accept: bool,
-        completer: Completer,
-    ) -> Result<(), Refused> {
+        completer: &mut Completer,
+    ) -> Result<(), Status> {
         let mut state = self.lock();
-        if let Err(status) = may_begin(&state, Request::Listen) {
-            return Err((status, completer));
-        }
+        may_begin(&state, Request::Listen)?;
         let attempt = state.begin();
-        state.phase = Phase::Listening(completer);
+        state.phase = Phase::Listening(take(completer));
         let address = state.address.clone().expect("it is associated");
         drop(state);
-        address.listen(PendingListen {
-            endpoint: self.downgrade(),
+        let endpoint = self.downgrade();
+        let listen = PendingListen {
+            endpoint,
             attempt,
             remote,
             query_accept,
-        });
+        };
+        address.listen(listen, false);
         Ok(())
     }
 
-    fn submit_accept(&self, completer: Completer) -> Result<(), Refused> {
+    fn submit_accept(&self, completer: &mut Completer) -> Result<(), Status> {
         let mut state = self.lock();
-        if let Err(status) = state.phase.state().check(Request::Accept) {
-            return Err((status, completer));
-        }
+        state.phase.state().check(Request::Accept)?;
         let attempt = state.begin();
-        let Phase::Offered(incoming, _timer) =
-            std::mem::replace(&mut state.phase, Phase::Associated)
-        else {
+        let Phase::Offered(incoming, _timer) = replace(&mut state.phase, Phase::Associated) else {
             unreachable!("the state was just checked to be `Offered`")
         };
         let task = tokio::spawn(accept(self.downgrade(), attempt, incoming, None)).abort_handle();
-        state.phase = Phase::Accepting(Attempt::new(completer, task));
+        state.phase = Phase::Accepting(Attempt::new(take(completer), task));
         Ok(())
     }
 
@@ -263,14 +258,14 @@ impl<C: EndpointContext> Endpoint<C> {
         &self,
         flags: DisconnectFlags,
         timeout: Option<Duration>,
-        completer: Completer,
-    ) -> Result<(), Refused> {
+        completer: &mut Completer,
+    ) -> Result<(), Status> {
         //= TDI-DISC-01
-        if !flags.is_one_choice() || !DisconnectFlags::all().contains(flags) {
-            return Err((Status::INVALID_PARAMETER, completer));
+        if !flags.is_one_choice() {
+            return Err(Status::INVALID_PARAMETER);
         }
         if flags.contains(DisconnectFlags::WAIT) {
-            return Err((Status::NOT_SUPPORTED, completer));
+            return Err(Status::NOT_SUPPORTED);
         }
         if flags.contains(DisconnectFlags::RELEASE) {
             self.release(timeout, completer)
@@ -289,22 +284,18 @@ impl<C: EndpointContext> Endpoint<C> {
             }
             _ => Err(Status::INVALID_DEVICE_STATE),
         };
-        self.abort_if(is_pending, Completer::Nobody).is_ok()
+        self.abort_if(is_pending, &mut Completer::Nobody).is_ok()
     }
 
-    fn release(&self, timeout: Option<Duration>, completer: Completer) -> Result<(), Refused> {
+    fn release(&self, timeout: Option<Duration>, completer: &mut Completer) -> Result<(), Status> {
         let state = self.lock();
-        if let Err(status) = state.phase.state().check(Request::Release) {
-            return Err((status, completer));
-        }
-        let session = match (&state.phase, &state.session) {
-            (Phase::Connected, Some(session)) => session.clone(),
-            _ => {
-                drop(state);
-                return self.abort_if(|state| state.check(Request::Abort), completer);
-            }
-        };
+        state.phase.state().check(Request::Release)?;
+        let is_connected = matches!(state.phase, Phase::Connected);
+        let session = state.session.clone().filter(|_| is_connected);
         drop(state);
+        let Some(session) = session else {
+            return self.abort_if(|state| state.check(Request::Abort), completer);
+        };
         let deadline = timeout.and_then(|timeout| now().checked_add(timeout));
         //= TDI-DISC-03
         session.release(deadline, completer)?;
@@ -325,9 +316,6 @@ impl<C: EndpointContext> Endpoint<C> {
         seen.ok().and_then(|seen| seen.1.clone())
     }
 }
-
-/// A request that was refused: the status, and whom to tell.
-type Refused = (Status, Completer);
 
 /// A request of [`Endpoint::request_then`]. The method that each variant names describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

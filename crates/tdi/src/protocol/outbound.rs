@@ -360,11 +360,7 @@ impl Outbound {
         if self.phase != Phase::Open {
             return Err(Status::INVALID_CONNECTION);
         }
-        let classes = [&self.normal, &self.expedited];
-        if classes
-            .iter()
-            .any(|class| matches!(class.open, Slot::Open(_)))
-        {
+        if self.normal.open().is_some() || self.expedited.open().is_some() {
             return Err(Status::INVALID_PARAMETER);
         }
         //= TDI-DISC-03
@@ -397,9 +393,10 @@ impl Outbound {
     /// Returns the number of bytes that a non-blocking send would take now. It is 0 while other
     /// requests wait for room, and if there is no send buffer.
     pub fn available(&self) -> usize {
-        let waits = |class: &Class| match &class.open {
-            Slot::Open(tsdu) => tsdu.pending().next().is_some(),
-            _ => false,
+        let waits = |class: &Class| {
+            class
+                .open()
+                .is_some_and(|tsdu| tsdu.pending().next().is_some())
         };
         if self.settings.high_water == 0 || waits(&self.normal) || waits(&self.expedited) {
             return 0;
@@ -415,9 +412,10 @@ impl Outbound {
     /// Returns whether a TSDU of the class that `flags` select is open, so that the next send of
     /// that class continues it. A TSDU that was withdrawn stays open until its last send was refused.
     pub fn is_open(&self, flags: SendFlags) -> bool {
-        let class = match self.settings.expedited {
-            Expedited::LocalPriority if flags.contains(SendFlags::EXPEDITED) => &self.expedited,
-            _ => &self.normal,
+        let class = if self.is_expedited(flags) {
+            &self.expedited
+        } else {
+            &self.normal
         };
         !matches!(class.open, Slot::Empty)
     }
@@ -432,11 +430,16 @@ impl Outbound {
         self.used
     }
 
+    fn is_expedited(&self, flags: SendFlags) -> bool {
+        //= TDI-SEND-06
+        flags.contains(SendFlags::EXPEDITED) && self.settings.expedited == Expedited::LocalPriority
+    }
+
     fn class_mut(&mut self, flags: SendFlags) -> &mut Class {
-        match self.settings.expedited {
-            Expedited::LocalPriority if flags.contains(SendFlags::EXPEDITED) => &mut self.expedited,
-            //= TDI-SEND-06
-            _ => &mut self.normal,
+        if self.is_expedited(flags) {
+            &mut self.expedited
+        } else {
+            &mut self.normal
         }
     }
 
@@ -448,15 +451,11 @@ impl Outbound {
         let picked = |tsdu: &Tsdu| !tsdu.is_promised() && tsdu.pending().any(&pick);
         let mut withdrawn = Vec::new();
         for class in [&mut self.normal, &mut self.expedited] {
-            let ready = std::mem::take(&mut class.ready);
-            for tsdu in ready {
-                if picked(&tsdu) {
-                    withdrawn.push(tsdu);
-                } else {
-                    class.ready.push_back(tsdu);
-                }
-            }
-            if matches!(&class.open, Slot::Open(tsdu) if picked(tsdu))
+            let ready = std::mem::take(&mut class.ready).into_iter();
+            let (out, left): (Vec<_>, Vec<_>) = ready.partition(picked);
+            withdrawn.extend(out);
+            class.ready = left.into();
+            if class.open().is_some_and(picked)
                 && let Slot::Open(tsdu) = std::mem::replace(&mut class.open, Slot::Withdrawn)
             {
                 withdrawn.push(tsdu);
@@ -538,10 +537,7 @@ impl Outbound {
         }
         //= TDI-SEND-17
         //= TDI-SEND-18
-        let open = |class: &Class| match &class.open {
-            Slot::Open(tsdu) => tsdu.buffered,
-            _ => 0,
-        };
+        let open = |class: &Class| class.open().map_or(0, |tsdu| tsdu.buffered);
         // An open TSDU cannot drain, so its bytes do not count.
         let drainable = self.used - open(&self.normal) - open(&self.expedited);
         let available = self.available();
@@ -565,15 +561,14 @@ impl Outbound {
 
     /// Returns the order and the length of the oldest request that waits for room.
     fn next_for_room(&self) -> Option<(u64, usize)> {
-        let of = |class: &Class| match &class.open {
-            Slot::Open(tsdu) => tsdu.parts.iter().find_map(|part| {
+        let open = [self.normal.open(), self.expedited.open()];
+        let of = |tsdu: &Tsdu| {
+            tsdu.parts.iter().find_map(|part| {
                 let pending = part.pending.as_ref()?;
                 Some((pending.order, part.data.len()))
-            }),
-            _ => None,
+            })
         };
-        let classes = [of(&self.normal), of(&self.expedited)];
-        classes.into_iter().flatten().min()
+        open.into_iter().flatten().filter_map(of).min()
     }
 
     /// Moves the request with this order number into the send buffer, and completes it.

@@ -138,6 +138,16 @@ pub struct SendCompletion {
 }
 
 impl SendCompletion {
+    /// Returns the completion of a send that was not submitted.
+    pub(crate) const fn refused(status: Status, buffer: Message) -> Self {
+        Self {
+            id: RequestId(0),
+            status,
+            information: 0,
+            buffer,
+        }
+    }
+
     /// Returns the number of bytes taken.
     ///
     /// # Errors

@@ -53,6 +53,14 @@ pub(crate) struct Pending {
 }
 
 impl Class {
+    /// Returns the open TSDU.
+    pub(crate) const fn open(&self) -> Option<&Tsdu> {
+        match &self.open {
+            Slot::Open(tsdu) => Some(tsdu),
+            Slot::Empty | Slot::Withdrawn => None,
+        }
+    }
+
     /// Adds a part to the open TSDU, or starts one with it.
     pub(crate) fn append(&mut self, part: Part) {
         if matches!(self.open, Slot::Empty) {

@@ -1,5 +1,4 @@
-//! One connection of an endpoint: its sends and receives, the futures that wait for them, and its
-//! task.
+//! One connection of an endpoint: its sends and receives, and the futures that wait for them.
 
 mod clock;
 mod completions;
@@ -13,11 +12,11 @@ mod shuttled;
 mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
-mod task;
 
 pub(crate) use clock::now;
-pub(crate) use completions::Routine;
+pub(crate) use completions::{Returning, Routine};
 pub(crate) use pending::{Completer, requested};
-pub use pending::{Receiving, Requested, Sending, Submitted};
+pub use pending::{InProgress, Receiving, Requested, Sending, Submitted};
+pub(crate) use receives::ReceiveNews;
+pub(crate) use sends::SendNews;
 pub(crate) use shared::Session;
-pub(crate) use task::{Called, OnCompletion, SessionOwner, Task};

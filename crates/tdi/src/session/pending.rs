@@ -1,5 +1,4 @@
-//! [`Requested`], [`Sending`] and [`Receiving`]: the futures of requests that are in progress, and [`Submitted`]: a
-//! request whose completion calls a routine of the client.
+//! [`Requested`] and [`InProgress`]: the futures of requests that are in progress, and [`Submitted`]: a send or a receive.
 //!
 //! The call that returns the future submits the request; the future only waits for the completion. Dropping the
 //! future does not cancel the request, which continues like a request without a completion routine in TDI.
@@ -12,11 +11,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::BytesMut;
-use smbdirect::Message;
 use tokio::sync::oneshot;
 
-use super::{completions::PendingRequest, receives::Receives, sends::Sends};
+use super::{receives::Receives, sends::Sends};
 use crate::protocol::{ReceiveCompletion, RequestId, SendCompletion, Status};
 
 /// A future that resolves when a connect, listen, accept or disconnect completes.
@@ -28,7 +25,9 @@ use crate::protocol::{ReceiveCompletion, RequestId, SendCompletion, Status};
 pub struct Requested(oneshot::Receiver<Result<(), Status>>);
 
 /// Whoever learns the result of a request.
+#[derive(Default)]
 pub(crate) enum Completer {
+    #[default]
     Nobody,
     Future(oneshot::Sender<Result<(), Status>>),
     Routine(Box<dyn FnOnce(Result<(), Status>) + Send>),
@@ -58,9 +57,7 @@ pub(crate) fn requested() -> (Completer, Requested) {
     (Completer::Future(completer), Requested(receiver))
 }
 
-/// A request whose completion calls a routine, in order with the handlers of its endpoint.
-///
-/// Dropping it does not cancel the request.
+/// A send or a receive that was submitted. Dropping it does not cancel the request.
 #[derive(Clone, Debug)]
 pub struct Submitted(Submission);
 
@@ -79,7 +76,12 @@ impl Submitted {
         Self(Submission::Receive(receives, id))
     }
 
-    /// Cancels the request, as [`Sending::cancel`] and [`Receiving::cancel`] do.
+    /// Cancels a send if its TSDU has not been passed to the connection, or a receive if it is still pending. Returns
+    /// whether the request was cancelled.
+    ///
+    /// A cancelled request completes with [`CANCELLED`](Status::CANCELLED). The parts of the TSDU of a cancelled send that
+    /// were submitted before it are not sent; the bytes that were placed in the buffer of a cancelled receive are not
+    /// received again. Otherwise nothing changes, and the completion has the result of the request.
     pub fn cancel(&self) -> bool {
         match &self.0 {
             Submission::Send(sends, id) => sends.cancel(*id),
@@ -98,147 +100,54 @@ impl Future for Requested {
     }
 }
 
-/// A future that resolves to the completion of a send, which returns the buffer.
+/// A future that resolves to the completion of a request, which returns the buffer.
 ///
 /// # Cancel safety
-/// Dropping the future does not cancel the send; [`cancel`](Self::cancel) does.
+/// Dropping the future does not cancel the request, and the data that a receive gets is lost.
+/// [`cancel`](Self::cancel) cancels it.
 #[must_use = "await it to get the buffer back, or drop it"]
 #[derive(Debug)]
-pub struct Sending {
-    state: SendState,
+pub struct InProgress<T> {
+    /// `None` if the endpoint was not connected, so that the request was not submitted.
+    submitted: Option<Submitted>,
+    completion: oneshot::Receiver<T>,
 }
 
-#[derive(Debug)]
-enum SendState {
-    /// The request was submitted to the session's sends.
-    Waiting(Arc<Sends>, PendingRequest<SendCompletion>),
-    /// The endpoint was not connected, so the send was not submitted.
-    Refused(SendCompletion),
-    /// The future has returned the completion.
-    Taken,
-}
+/// A send in progress.
+pub type Sending = InProgress<SendCompletion>;
 
-impl Sending {
-    pub(crate) const fn waiting(
-        sends: Arc<Sends>,
-        pending: PendingRequest<SendCompletion>,
-    ) -> Self {
+/// A receive in progress.
+pub type Receiving = InProgress<ReceiveCompletion>;
+
+impl<T> InProgress<T> {
+    pub(crate) const fn new(submitted: Submitted, completion: oneshot::Receiver<T>) -> Self {
         Self {
-            state: SendState::Waiting(sends, pending),
+            submitted: Some(submitted),
+            completion,
         }
     }
 
-    pub(crate) const fn refused(status: Status, buffer: Message) -> Self {
-        let completion = SendCompletion {
-            id: RequestId(0),
-            status,
-            information: 0,
-            buffer,
-        };
+    /// Returns a request that has completed without being submitted.
+    pub(crate) fn refused(refusal: T) -> Self {
+        let (sender, completion) = oneshot::channel();
+        let _ = sender.send(refusal);
         Self {
-            state: SendState::Refused(completion),
+            submitted: None,
+            completion,
         }
     }
 
-    /// Cancels the send if its TSDU has not been passed to the connection. Returns whether the send
-    /// was cancelled.
-    ///
-    /// A cancelled send completes with [`CANCELLED`](Status::CANCELLED), and the parts of its TSDU
-    /// that were submitted before it are not sent. Otherwise nothing changes, and the completion
-    /// has the result of the send.
+    /// Cancels the request, as [`Submitted::cancel`] does.
     pub fn cancel(&self) -> bool {
-        match &self.state {
-            SendState::Waiting(sends, pending) => sends.cancel(pending.id),
-            _ => false,
-        }
+        self.submitted.as_ref().is_some_and(Submitted::cancel)
     }
 }
 
-impl Future for Sending {
-    type Output = SendCompletion;
+impl<T> Future for InProgress<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let SendState::Waiting(_, pending) = &mut self.state {
-            let completion = ready!(pending.poll(context));
-            self.state = SendState::Taken;
-            return Poll::Ready(completion);
-        }
-        match std::mem::replace(&mut self.state, SendState::Taken) {
-            SendState::Refused(completion) => Poll::Ready(completion),
-            _ => panic!("a future was polled after it was done"),
-        }
-    }
-}
-
-/// A future that resolves to the completion of a receive, which returns the buffer.
-///
-/// # Cancel safety
-/// Dropping the future does not cancel the receive, and the data that it receives is lost.
-/// [`cancel`](Self::cancel) cancels it.
-#[must_use = "the future returns the received data, which is lost if the future is dropped"]
-#[derive(Debug)]
-pub struct Receiving {
-    state: ReceiveState,
-}
-
-#[derive(Debug)]
-enum ReceiveState {
-    /// The request was submitted to the session's receives.
-    Waiting(Arc<Receives>, PendingRequest<ReceiveCompletion>),
-    /// The endpoint was not connected, so the receive was not submitted.
-    Refused(ReceiveCompletion),
-    /// The future has returned the completion.
-    Taken,
-}
-
-impl Receiving {
-    pub(crate) const fn waiting(
-        receives: Arc<Receives>,
-        pending: PendingRequest<ReceiveCompletion>,
-    ) -> Self {
-        Self {
-            state: ReceiveState::Waiting(receives, pending),
-        }
-    }
-
-    pub(crate) const fn refused(status: Status, buffer: BytesMut) -> Self {
-        let completion = ReceiveCompletion {
-            id: RequestId(0),
-            status,
-            information: 0,
-            buffer,
-            target: None,
-            invalidated_token: None,
-        };
-        Self {
-            state: ReceiveState::Refused(completion),
-        }
-    }
-
-    /// Cancels the receive if it is still pending, and returns whether it was pending.
-    ///
-    /// A cancelled receive completes with [`CANCELLED`](Status::CANCELLED). The bytes that were
-    /// placed in its buffer before are not received again.
-    pub fn cancel(&self) -> bool {
-        match &self.state {
-            ReceiveState::Waiting(receives, pending) => receives.cancel(pending.id),
-            _ => false,
-        }
-    }
-}
-
-impl Future for Receiving {
-    type Output = ReceiveCompletion;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let ReceiveState::Waiting(_, pending) = &mut self.state {
-            let completion = ready!(pending.poll(context));
-            self.state = ReceiveState::Taken;
-            return Poll::Ready(completion);
-        }
-        match std::mem::replace(&mut self.state, ReceiveState::Taken) {
-            ReceiveState::Refused(completion) => Poll::Ready(completion),
-            _ => panic!("a future was polled after it was done"),
-        }
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let completion = ready!(Pin::new(&mut self.completion).poll(context));
+        Poll::Ready(completion.expect("each request completes"))
     }
 }

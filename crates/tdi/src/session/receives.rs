@@ -2,7 +2,6 @@
 //! its task.
 
 use std::{
-    collections::VecDeque,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
@@ -10,8 +9,9 @@ use std::{
 
 use bytes::BytesMut;
 use smbdirect::{Message, Segment, Token};
+use tokio::sync::oneshot;
 
-use super::completions::{Completions, Done, PendingRequest};
+use super::completions::Completions;
 use crate::protocol::{
     Answer, ChainedTsdu, Inbound, Indication, ReceiveBuffer, ReceiveCompletion, ReceiveEvent,
     ReceiveFlags, ReceiveRequest, ReceiveTarget, RequestId, ResourceStatistics, Status,
@@ -30,24 +30,15 @@ pub(crate) struct Receives {
 #[derive(Debug)]
 struct State {
     inbound: Inbound,
-    completions: Completions<ReceiveCompletion>,
+    completions: Completions<ReceiveCompletion, ReceiveNews>,
     /// The id that the client gave to the request that its handler returned.
     handler_request: RequestId,
-    /// Events for the client, in order.
-    news: VecDeque<ReceiveNews>,
     /// The waker of the stream that waits for a whole TSDU.
     reader: Option<Waker>,
-    /// The waker of the connection's task.
-    task: Waker,
-    usage: ResourceStatistics,
     /// Whether the receive buffer has no room at present.
     is_full: bool,
-    /// The task of the connection has ended, so no event reaches the client any more.
-    is_over: bool,
     /// The endpoint has another connection, so only a stream can still take data.
     is_abandoned: bool,
-    /// The wakers to wake after the lock is released.
-    wakes: Vec<Waker>,
 }
 
 /// An event of the receives for which the connection's task calls a handler.
@@ -68,15 +59,10 @@ impl Receives {
             state: Mutex::new(State {
                 inbound,
                 completions: Completions::default(),
-                news: VecDeque::new(),
                 reader: None,
                 handler_request: HANDLER_REQUEST,
-                task: Waker::noop().clone(),
-                usage: ResourceStatistics::default(),
                 is_full: false,
-                is_over: false,
                 is_abandoned: false,
-                wakes: Vec::new(),
             }),
         }
     }
@@ -89,11 +75,9 @@ impl Receives {
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
-        let wakes = mem::take(&mut state.wakes);
-        let done = state.completions.take_done();
+        let due = state.completions.take_due();
         drop(state);
-        wakes.into_iter().for_each(Waker::wake);
-        done.into_iter().for_each(Done::deliver);
+        due.deliver();
         result
     }
 
@@ -101,10 +85,10 @@ impl Receives {
         &self,
         buffer: BytesMut,
         flags: ReceiveFlags,
-    ) -> PendingRequest<ReceiveCompletion> {
+    ) -> (RequestId, oneshot::Receiver<ReceiveCompletion>) {
         self.with(|state| {
             let pending = state.completions.add();
-            state.submit(pending.id, buffer.into(), flags);
+            state.submit(pending.0, buffer.into(), flags);
             pending
         })
     }
@@ -116,7 +100,7 @@ impl Receives {
         flags: ReceiveFlags,
     ) -> Result<RequestId, Box<dyn ReceiveTarget>> {
         self.with(|state| {
-            if state.is_over {
+            if state.completions.is_over {
                 return Err(target);
             }
             let id = state.completions.next_id();
@@ -130,7 +114,7 @@ impl Receives {
         self.with(|state| {
             let cancelled = state.inbound.cancel(id);
             state.settle();
-            state.wakes.push(state.task.clone());
+            state.completions.wake_task();
             cancelled
         })
     }
@@ -142,7 +126,7 @@ impl Receives {
             let changed = state.inbound.set_taken_whole(taken_whole);
             if changed {
                 old = state.reader.take();
-                state.wakes.push(state.task.clone());
+                state.completions.wake_task();
             }
             state.discard_abandoned();
             changed
@@ -163,7 +147,7 @@ impl Receives {
         self.with(|state| {
             if let Some(tsdu) = state.inbound.take_tsdu() {
                 // The receive buffer has room again.
-                state.wakes.push(state.task.clone());
+                state.completions.wake_task();
                 return Poll::Ready(Some(tsdu));
             }
             if state.inbound.is_exhausted() {
@@ -175,14 +159,14 @@ impl Receives {
     }
 
     pub(crate) fn wake_task(&self) {
-        self.with(|state| state.wakes.push(state.task.clone()));
+        self.with(|state| state.completions.wake_task());
     }
 
     /// Resumes indications that a handler has stopped.
     pub(crate) fn resume(&self) {
         self.with(|state| {
             state.inbound.resume();
-            state.wakes.push(state.task.clone());
+            state.completions.wake_task();
         });
     }
 
@@ -192,7 +176,7 @@ impl Receives {
     }
 
     pub(crate) fn usage(&self) -> ResourceStatistics {
-        self.lock().usage
+        self.lock().completions.usage
     }
 
     pub(crate) fn held(&self) -> usize {
@@ -204,8 +188,7 @@ impl Receives {
     /// Sets the waker that is woken when the task has work.
     pub(crate) fn watch(&self, waker: &Waker) {
         let mut state = self.lock();
-        let is_same = state.task.will_wake(waker);
-        let old = (!is_same).then(|| mem::replace(&mut state.task, waker.clone()));
+        let old = state.completions.watch(waker);
         state.inbound.watch_loans(waker);
         drop(state);
         drop(old);
@@ -216,7 +199,7 @@ impl Receives {
         let mut state = self.lock();
         let wants = state.inbound.wants_segment();
         if !wants && !state.is_full {
-            state.usage.exhausted += 1;
+            state.completions.usage.exhausted += 1;
         }
         state.is_full = !wants;
         wants
@@ -233,16 +216,19 @@ impl Receives {
             let inbound = &mut state.inbound;
             inbound.handle_segment(payload, remaining as usize, invalidated_token);
             let used = (inbound.held() + inbound.lent()) as u64;
-            state.usage.maximum_used = state.usage.maximum_used.max(used);
+            let usage = &mut state.completions.usage;
+            usage.maximum_used = usage.maximum_used.max(used);
             state.settle();
-            state.wakes.extend(state.reader.take_if(|_| remaining == 0));
+            if remaining == 0 {
+                state.wake_reader();
+            }
         });
     }
 
     /// Returns the next event for the client, to which at most `lendable` bytes may be lent.
     pub(crate) fn poll_news(&self, lendable: usize) -> Option<ReceiveNews> {
         self.with(|state| {
-            if let Some(news) = state.news.pop_front() {
+            if let Some(news) = state.completions.news.pop_front() {
                 return Some(news);
             }
             state.inbound.set_lendable(lendable);
@@ -264,7 +250,7 @@ impl Receives {
             }
             let result = state.inbound.answer(answer);
             state.settle();
-            state.wakes.extend(state.reader.take());
+            state.wake_reader();
             result
         })
     }
@@ -274,7 +260,7 @@ impl Receives {
         self.with(|state| {
             let result = state.inbound.answer_chained(answer);
             state.settle();
-            state.wakes.extend(state.reader.take());
+            state.wake_reader();
             result
         })
     }
@@ -284,15 +270,16 @@ impl Receives {
         self.with(|state| {
             state.inbound.finish(status);
             state.settle();
-            state.wakes.extend(state.reader.take());
+            state.wake_reader();
         });
     }
 
     /// Ends the task of the connection, unless data or events are left. Returns whether it ends.
     pub(crate) fn end_task(&self) -> bool {
         let mut state = self.lock();
-        state.is_over = state.news.is_empty() && state.inbound.is_exhausted();
-        state.is_over
+        let is_over = state.completions.news.is_empty() && state.inbound.is_exhausted();
+        state.completions.is_over = is_over;
+        is_over
     }
 }
 
@@ -307,9 +294,13 @@ impl State {
         self.inbound.close(status);
         self.settle();
         // Of the remaining events only completions are still reported.
-        self.news.retain(ReceiveNews::is_completion);
-        self.wakes.push(self.task.clone());
-        self.wakes.extend(self.reader.take());
+        self.completions.news.retain(ReceiveNews::is_completion);
+        self.completions.wake_task();
+        self.wake_reader();
+    }
+
+    fn wake_reader(&mut self) {
+        self.completions.wake(self.reader.take());
     }
 
     fn discard_abandoned(&mut self) {
@@ -322,15 +313,14 @@ impl State {
         self.inbound.receive(ReceiveRequest { id, buffer, flags });
         self.settle();
         // The receive may have made room, or may have resumed indications.
-        self.wakes.push(self.task.clone());
+        self.completions.wake_task();
     }
 
     /// Handles the completions of `inbound`.
     fn settle(&mut self) {
         while let Some(event) = self.inbound.poll_completed() {
             if let Some(news) = self.deliver(event) {
-                self.news.push_back(news);
-                self.wakes.push(self.task.clone());
+                self.completions.report(news);
             }
         }
     }

@@ -5,14 +5,9 @@
 //! event. A wake-up can therefore not be lost between a refusal and the wait that follows it.
 //! `super::shuttled` runs this file under a scheduler that tries many thread interleavings.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    mem,
-    task::Waker,
-    time::Instant,
-};
+use std::{collections::HashMap, mem, task::Waker, time::Instant};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
@@ -20,7 +15,7 @@ use crate::{
         Outbound, OutboundTsdu, RequestId, ResourceStatistics, SendAvailability, SendCompletion,
         SendEvent, SendFlags, SendRequest, Status, Submission,
     },
-    session::completions::{Completions, Done, PendingRequest, Routine},
+    session::completions::{Completions, Routine},
 };
 
 /// The sends of one connection.
@@ -34,23 +29,18 @@ pub(crate) struct Sends {
 #[derive(Debug)]
 struct State {
     outbound: Outbound,
-    completions: Completions<SendCompletion>,
+    completions: Completions<SendCompletion, SendNews>,
     /// The routines of the requests that complete by one.
     routines: HashMap<RequestId, Routine>,
     /// Whether to wake the futures that wait for room, after the lock is released.
     wakes_room: bool,
-    /// The waker of the connection's task.
-    task: Waker,
-    news: VecDeque<SendNews>,
     ended: Option<Status>,
-    /// The task of the connection has ended, so no event reaches the client any more.
-    is_over: bool,
     /// The latest deadline that had already passed when its send was submitted.
     passed: Option<Instant>,
-    usage: ResourceStatistics,
-    /// The wakers to wake after the lock is released.
-    wakes: Vec<Waker>,
 }
+
+/// A request that is pending: its id, and its completion.
+type Pending = (RequestId, oneshot::Receiver<SendCompletion>);
 
 /// An event of the sends for the connection's task.
 #[derive(Debug)]
@@ -74,13 +64,8 @@ impl Sends {
                 completions: Completions::default(),
                 routines: HashMap::new(),
                 wakes_room: false,
-                task: Waker::noop().clone(),
-                news: VecDeque::new(),
                 ended: None,
-                is_over: false,
                 passed: None,
-                usage: ResourceStatistics::default(),
-                wakes: Vec::new(),
             }),
             room: Notify::new(),
         }
@@ -95,13 +80,11 @@ impl Sends {
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
-        let wakes = mem::take(&mut state.wakes);
-        let done = state.completions.take_done();
+        let due = state.completions.take_due();
         let wakes_room = mem::take(&mut state.wakes_room);
         let spent = state.outbound.take_spent();
         drop(state);
-        wakes.into_iter().for_each(Waker::wake);
-        done.into_iter().for_each(Done::deliver);
+        due.deliver();
         if wakes_room {
             self.room.notify_waiters();
         }
@@ -110,11 +93,7 @@ impl Sends {
     }
 
     /// Submits a request. The request's id is not used.
-    pub(crate) fn submit(
-        &self,
-        now: Instant,
-        request: SendRequest,
-    ) -> PendingRequest<SendCompletion> {
+    pub(crate) fn submit(&self, now: Instant, request: SendRequest) -> Pending {
         self.with(|state| state.submit(now, request))
     }
 
@@ -126,7 +105,7 @@ impl Sends {
         routine: Routine,
     ) -> Result<RequestId, Box<(SendRequest, Routine)>> {
         self.with(|state| {
-            if state.is_over {
+            if state.completions.is_over {
                 return Err(Box::new((request, routine)));
             }
             let id = state.completions.next_id();
@@ -145,7 +124,7 @@ impl Sends {
         &self,
         now: Instant,
         request: SendRequest,
-    ) -> Result<PendingRequest<SendCompletion>, Status> {
+    ) -> Result<Pending, Status> {
         self.with(|state| {
             if state.outbound.is_open(request.flags) {
                 Err(Status::INVALID_DEVICE_STATE)
@@ -158,10 +137,10 @@ impl Sends {
     /// Submits a non-blocking send and returns the number of bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
-        match self.submit(now, request).into_completion() {
-            Some(completion) => completion.result(),
+        match self.submit(now, request).1.try_recv() {
+            Ok(completion) => completion.result(),
             // Without a send buffer the flag has no effect, and the request is still pending.
-            None => Ok(length),
+            Err(_) => Ok(length),
         }
     }
 
@@ -211,7 +190,7 @@ impl Sends {
     }
 
     pub(crate) fn usage(&self) -> ResourceStatistics {
-        self.lock().usage
+        self.lock().completions.usage
     }
 
     /// Accepts no more sends, and reports [`SendNews::Drained`] when the earlier ones were sent.
@@ -232,7 +211,7 @@ impl Sends {
             state.outbound.close(status);
             // Of the earlier events only completions are still reported.
             let is_completion = |news: &SendNews| matches!(news, SendNews::Completed(..));
-            state.news.retain(is_completion);
+            state.completions.news.retain(is_completion);
             state.ended.get_or_insert(status);
             state.wakes_room = true;
             state.settle();
@@ -243,12 +222,8 @@ impl Sends {
 
     /// Sets the waker that is woken when the task has work.
     pub(crate) fn watch(&self, waker: &Waker) {
-        let mut state = self.lock();
-        if !state.task.will_wake(waker) {
-            let old = mem::replace(&mut state.task, waker.clone());
-            drop(state);
-            drop(old);
-        }
+        let old = self.lock().completions.watch(waker);
+        drop(old);
     }
 
     pub(crate) fn has_tsdu(&self) -> bool {
@@ -285,21 +260,21 @@ impl Sends {
 
     /// Returns the next event for the task.
     pub(crate) fn poll_news(&self) -> Option<SendNews> {
-        self.lock().news.pop_front()
+        self.lock().completions.news.pop_front()
     }
 
     /// Ends the task of the connection, unless events are left. Returns whether it ends.
     pub(crate) fn end_task(&self) -> bool {
-        let mut state = self.lock();
-        state.is_over = state.news.is_empty();
-        state.is_over
+        let completions = &mut self.lock().completions;
+        completions.is_over = completions.news.is_empty();
+        completions.is_over
     }
 }
 
 impl State {
-    fn submit(&mut self, now: Instant, request: SendRequest) -> PendingRequest<SendCompletion> {
+    fn submit(&mut self, now: Instant, request: SendRequest) -> Pending {
         let pending = self.completions.add();
-        self.submit_as(pending.id, now, request);
+        self.submit_as(pending.0, now, request);
         pending
     }
 
@@ -308,13 +283,14 @@ impl State {
         self.passed = self.passed.max(request.deadline.filter(|&due| due <= now));
         if let Submission::Completed(completion) = self.outbound.send(now, request) {
             if completion.status == Status::DEVICE_NOT_READY {
-                self.usage.exhausted += 1;
+                self.completions.usage.exhausted += 1;
             }
             self.complete(completion);
         }
         let used = self.outbound.buffered() as u64;
-        self.usage.maximum_used = self.usage.maximum_used.max(used);
-        self.wakes.push(self.task.clone());
+        let usage = &mut self.completions.usage;
+        usage.maximum_used = usage.maximum_used.max(used);
+        self.completions.wake_task();
     }
 
     fn settle(&mut self) {
@@ -331,8 +307,7 @@ impl State {
                 SendEvent::Abort(_) => SendNews::Abort,
                 SendEvent::Drained => SendNews::Drained,
             };
-            self.news.push_back(news);
-            self.wakes.push(self.task.clone());
+            self.completions.report(news);
         }
     }
 
@@ -340,9 +315,8 @@ impl State {
         match self.routines.remove(&completion.id) {
             None => self.completions.complete(completion.id, completion),
             Some(routine) => {
-                self.news
-                    .push_back(SendNews::Completed(routine, completion));
-                self.wakes.push(self.task.clone());
+                let news = SendNews::Completed(routine, completion);
+                self.completions.report(news);
             }
         }
     }

@@ -2,6 +2,7 @@
 //! requests that end it.
 
 use std::{
+    mem::take,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -98,7 +99,7 @@ impl Session {
     }
 
     /// Ends the connection immediately, because the transport has found a fault.
-    pub(super) fn fail(&self, cause: Cause) {
+    pub(crate) fn fail(&self, cause: Cause) {
         let status = cause.status();
         self.control().cause.get_or_insert(cause);
         self.sends.end(status);
@@ -109,13 +110,11 @@ impl Session {
     pub(crate) fn release(
         &self,
         deadline: Option<Instant>,
-        completer: Completer,
-    ) -> Result<(), (Status, Completer)> {
+        completer: &mut Completer,
+    ) -> Result<(), Status> {
         let mut control = self.control();
-        if let Err(status) = self.sends.release() {
-            return Err((status, completer));
-        }
-        control.disconnects.push((completer, None));
+        self.sends.release()?;
+        control.disconnects.push((take(completer), None));
         control.release_deadline = deadline;
         drop(control);
         // The task must set its timer to the deadline.
@@ -124,18 +123,18 @@ impl Session {
     }
 
     /// Closes the connection, because everything was sent after a controlled disconnect.
-    pub(super) fn close_drained(&self) {
+    pub(crate) fn close_drained(&self) {
         self.control().is_drained = true;
         self.connection.start_close();
     }
 
     /// Returns the time at which a controlled disconnect becomes an abort.
-    pub(super) fn release_deadline(&self) -> Option<Instant> {
+    pub(crate) fn release_deadline(&self) -> Option<Instant> {
         self.control().release_deadline
     }
 
     /// Aborts the connection, because a controlled disconnect has reached its deadline.
-    pub(super) fn release_timed_out(&self) {
+    pub(crate) fn release_timed_out(&self) {
         let mut control = self.control();
         control.is_local = true;
         //= TDI-DISC-05
@@ -145,23 +144,23 @@ impl Session {
     }
 
     /// Returns why the connection has ended. `reason` is the cause if none is known.
-    pub(super) fn end_cause(&self, reason: ConnectionError) -> Cause {
+    pub(crate) fn end_cause(&self, reason: ConnectionError) -> Cause {
         let mut control = self.control();
         control.cause.get_or_insert_with(|| reason.into()).clone()
     }
 
     /// Returns whether the client has asked for the end of the connection.
-    pub(super) fn is_disconnected_here(&self) -> bool {
+    pub(crate) fn is_disconnected_here(&self) -> bool {
         let control = self.control();
         control.is_local || !control.disconnects.is_empty()
     }
 
     /// Completes the disconnects of the client, because everything else was reported.
-    pub(super) fn complete_disconnects(&self, cause: &Cause) {
+    pub(crate) fn complete_disconnects(&self, cause: &Cause) {
         let mut control = self.control();
         control.is_over = true;
         control.release_deadline = None;
-        let disconnects = std::mem::take(&mut control.disconnects);
+        let disconnects = take(&mut control.disconnects);
         let is_drained = control.is_drained;
         drop(control);
         for (completer, result) in disconnects {
@@ -177,12 +176,12 @@ impl Session {
     }
 
     /// Ends the task, unless events or data are left. Returns whether it ends.
-    pub(super) fn end_task(&self) -> bool {
+    pub(crate) fn end_task(&self) -> bool {
         let sends = self.sends.end_task();
         self.receives.end_task() && sends
     }
 
-    pub(super) fn send_availability(&self) -> SendAvailability {
+    pub(crate) fn send_availability(&self) -> SendAvailability {
         let credits = self.connection.credits();
         SendAvailability {
             send_credits: credits.send_credits,

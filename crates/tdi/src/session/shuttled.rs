@@ -151,8 +151,8 @@ fn ending_the_sends_wakes_all_waiters() {
         let sender = {
             let sends = sends.clone();
             thread::spawn(move || {
-                let mut pending = sends.submit(now, request(SendFlags::empty()));
-                block_on(poll_fn(|context| pending.poll(context))).status
+                let (_, completion) = sends.submit(now, request(SendFlags::empty()));
+                block_on(completion).unwrap().status
             })
         };
         sends.end(Status::LINK_FAILED);

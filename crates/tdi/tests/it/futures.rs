@@ -70,8 +70,8 @@ future_cases! { Handles:
             result
         }
     };
-    "Sending" true |world| world.ends.here.send(Bytes::from("a TSDU"), SendFlags::empty());
-    "Receiving" true |world| world.ends.here.receive(BytesMut::zeroed(9), ReceiveFlags::NORMAL);
+    "InProgress" true |world| world.ends.here.send(Bytes::from("a TSDU"), SendFlags::empty());
+    "InProgress" true |world| world.ends.here.receive(BytesMut::zeroed(9), ReceiveFlags::NORMAL);
     "send_possible" true |world| {
         let at = world.ends.here.clone();
         while at.try_send(vec![1; 65536], SendFlags::empty()).is_ok() {}

@@ -1,9 +1,9 @@
 //! [`Task`]: the task of a connection, which moves TSDUs between the connection and the client.
 //!
 //! [`Outbound`](crate::Outbound) and [`Inbound`](crate::Inbound) make the decisions. The task
-//! executes them: it passes TSDUs to the connection, takes received segments from it, and has the
-//! owner call the client's handlers. No lock is held while a handler runs, except the endpoint's own
-//! lock that makes its handlers run one at a time.
+//! executes them: it passes TSDUs to the connection, takes received segments from it, and calls the
+//! client's handlers. No lock is held while a handler runs, except the endpoint's own lock that makes
+//! its handlers run one at a time.
 
 use std::{
     collections::VecDeque,
@@ -16,19 +16,14 @@ use std::{
     time::Instant,
 };
 
-use smbdirect::{ConnectionError, MessageOptions, Sending, Token, deadline::Postponements};
+use smbdirect::{ConnectionError, MessageOptions, Sending, deadline::Postponements};
 use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
-use super::{
-    clock::now,
-    completions::{Returning, Routine},
-    receives::ReceiveNews,
-    sends::SendNews,
-    shared::Session,
-};
-use crate::protocol::{
-    Answer, Cause, ChainedTsdu, DisconnectFlags, Indication, ReceiveCompletion, Status,
+use super::types::{Client, Endpoint, EndpointContext, EndpointShared};
+use crate::{
+    protocol::{Answer, Cause, DisconnectFlags, Status},
+    session::{ReceiveNews, Returning, Routine, SendNews, Session, now},
 };
 
 /// Rounds of work in one poll of the task before it yields to other tasks.
@@ -36,42 +31,17 @@ const MAX_ROUNDS_PER_POLL: usize = 16;
 /// Segments taken from the connection in one round.
 const MAX_SEGMENTS_PER_ROUND: usize = 64;
 
-/// The result of a handler of the client: `None` if there is no client, an error if the handler
-/// panicked.
-pub(crate) type Called<R> = Option<thread::Result<R>>;
-
-/// Calls the client that has returned a request from its receive handler, for the completion of that request. It may
-/// not be the client of the address any more.
-pub(crate) type OnCompletion = Box<dyn FnOnce(ReceiveCompletion) -> Called<()> + Send>;
-
-/// The owner of a session, which passes the events of the connection to the client's handlers.
-pub(crate) trait SessionOwner: Send + Sync {
-    /// Returns the number of bytes that may be lent to the client at one time.
-    fn lendable(&self) -> usize;
-    /// Makes the endpoint ready for another connection. Returns whether its connection was still this one.
-    fn session_over(&self, session: &Arc<Session>, cause: &Cause) -> bool;
-    /// Tells the futures that wait for the end of the connection.
-    fn session_ended(&self, cause: &Cause);
-
-    fn takes_chained(self: Arc<Self>) -> Called<bool>;
-    fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>>;
-    /// Calls the receive handler. If its answer has a request, the result has the call for its completion.
-    fn receive(self: Arc<Self>, indication: Indication) -> Called<(Answer, Option<OnCompletion>)>;
-    fn send_possible(self: Arc<Self>, available: usize) -> Called<()>;
-    fn invalidated(self: Arc<Self>, token: Token) -> Called<()>;
-    fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
-}
-
 /// The task of a connection. It reports all events and completions of the connection to the client, one after another;
 /// only futures resolve immediately.
-pub(crate) struct Task {
+pub(super) struct Task<C: EndpointContext> {
     session: Arc<Session>,
-    /// The endpoint. When its last handle is dropped, the connection is aborted.
-    owner: Weak<dyn SessionOwner>,
+    /// When the last handle of the endpoint is dropped, the connection is aborted.
+    endpoint: Weak<EndpointShared<C>>,
     /// TSDUs that the connection has taken and not sent yet.
     sending: VecDeque<Sending>,
-    /// The call for the completion of the request that a handler has returned.
-    on_completion: Option<OnCompletion>,
+    /// The client that has returned a request from its receive handler, until that completes. It may not be the client of
+    /// the address any more.
+    requester: Option<Arc<dyn Client<C>>>,
     /// The call of a routine of the client that must return before anything else is reported.
     routine: Option<Returning>,
     end: End,
@@ -122,18 +92,18 @@ impl Postponed {
     }
 }
 
-impl Task {
+impl<C: EndpointContext> Task<C> {
     /// Starts the task. Must be called within a tokio runtime.
-    pub(crate) fn spawn(session: Arc<Session>, owner: Weak<dyn SessionOwner>) {
-        tokio::spawn(Self::new(session, owner));
+    pub(super) fn spawn(session: Arc<Session>, endpoint: Weak<EndpointShared<C>>) {
+        tokio::spawn(Self::new(session, endpoint));
     }
 
-    fn new(session: Arc<Session>, owner: Weak<dyn SessionOwner>) -> Self {
+    fn new(session: Arc<Session>, endpoint: Weak<EndpointShared<C>>) -> Self {
         Self {
             session,
-            owner,
+            endpoint,
             sending: VecDeque::new(),
-            on_completion: None,
+            requester: None,
             routine: None,
             end: End::Open,
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
@@ -215,10 +185,10 @@ impl Task {
         };
         match news {
             SendNews::Completed(Routine(routine), completion) => {
-                self.routine = self.call_client(|| Some(catch(|| routine(completion))));
+                self.routine = self.returned(catch(|| routine(completion)));
             }
             SendNews::SendPossible(available) => {
-                self.call(|owner| owner.send_possible(available));
+                self.call(|client, endpoint| client.send_possible(endpoint, available));
             }
             SendNews::Abort => self.session.fail(Cause::SendTimeout),
             SendNews::Drained => self.session.close_drained(),
@@ -229,43 +199,55 @@ impl Task {
     /// Calls the client for one event of the receives. Returns whether there was one.
     fn report_receive(&mut self) -> bool {
         // This also calls a handler, which may panic like any other handler.
-        let lendable = match self.call(|owner| owner.takes_chained()) {
-            Some(true) => self.owner.upgrade().map_or(0, |owner| owner.lendable()),
+        let lendable = match self.call(|client, _| client.takes_chained()) {
+            Some(true) => self
+                .endpoint
+                .upgrade()
+                .map_or(0, |shared| shared.lendable()),
             _ => 0,
         };
-        let Some(news) = self.session.receives.poll_news(lendable) else {
+        let receives = &self.session.receives;
+        let Some(news) = receives.poll_news(lendable) else {
             return false;
         };
-        let result = match news {
+        let mut result = Ok(());
+        match news {
             ReceiveNews::Indicate(indication) => {
-                let answer = self.call(|owner| owner.receive(indication));
+                let client = self.client();
+                let answer = client.as_ref().and_then(|(client, endpoint)| {
+                    self.call_at(&**client, endpoint, |client, endpoint| {
+                        client.receive(endpoint, indication)
+                    })
+                });
                 // Without a handler the data is held for a receive.
                 //= TDI-ADDR-02
-                let (answer, on_completion) = answer.unwrap_or((Answer::NotAccepted(0), None));
-                self.on_completion = on_completion;
-                self.session.receives.answer(answer)
+                let answer = answer.unwrap_or(Answer::NotAccepted(0));
+                let returns_request = matches!(answer, Answer::TakenThenReceive(..));
+                result = receives.answer(answer);
+                let requester = client.filter(|_| returns_request);
+                self.requester = requester.map(|(client, _)| client);
             }
             ReceiveNews::Chained(tsdu) => {
-                let answer = self.call(|owner| owner.chained_receive(tsdu));
-                self.session
-                    .receives
-                    .answer_chained(answer.unwrap_or(Ok(())))
+                let answer = self.call(|client, endpoint| client.chained_receive(endpoint, tsdu));
+                result = receives.answer_chained(answer.unwrap_or(Ok(())));
             }
             ReceiveNews::Completed(completion) => {
-                if let Some(call) = self.on_completion.take() {
-                    self.call_client(|| call(completion));
+                if let (Some(client), Some(shared)) =
+                    (self.requester.take(), self.endpoint.upgrade())
+                {
+                    let endpoint = Endpoint::from_shared(shared);
+                    self.call_at(&*client, &endpoint, |client, endpoint| {
+                        client.receive_completed(endpoint, completion);
+                    });
                 }
-                Ok(())
             }
             ReceiveNews::Filled(target, status, information) => {
-                self.call_client(|| Some(catch(|| target.completed(status, information))));
-                Ok(())
+                self.returned(catch(|| target.completed(status, information)));
             }
             ReceiveNews::Invalidated(token) => {
-                self.call(|owner| owner.invalidated(token));
-                Ok(())
+                self.call(|client, endpoint| client.invalidated(endpoint, token));
             }
-        };
+        }
         // Any other error means that the connection was ended while the handler ran.
         if result == Err(Status::INVALID_PARAMETER) {
             let log = || warn!("a handler took more than was indicated");
@@ -274,14 +256,29 @@ impl Task {
         true
     }
 
-    /// Calls a handler of the owner's client.
-    fn call<R>(&self, handler: impl FnOnce(Arc<dyn SessionOwner>) -> Called<R>) -> Option<R> {
-        self.call_client(|| handler(self.owner.upgrade()?))
+    /// Returns the client of the endpoint's address.
+    fn client(&self) -> Option<(Arc<dyn Client<C>>, Endpoint<C>)> {
+        let endpoint = Endpoint::from_shared(self.endpoint.upgrade()?);
+        Some((endpoint.client()?, endpoint))
     }
 
-    /// Calls the client. Returns `None` if there is no client, or if it panicked, which ends the connection.
-    fn call_client<R>(&self, client: impl FnOnce() -> Called<R>) -> Option<R> {
-        let result = client()?;
+    /// Calls a handler of the address's client. Returns `None` if there is no client, or if the handler panicked.
+    fn call<R>(&self, handler: impl FnOnce(&dyn Client<C>, &Endpoint<C>) -> R) -> Option<R> {
+        let (client, endpoint) = self.client()?;
+        self.call_at(&*client, &endpoint, handler)
+    }
+
+    fn call_at<R>(
+        &self,
+        client: &dyn Client<C>,
+        endpoint: &Endpoint<C>,
+        handler: impl FnOnce(&dyn Client<C>, &Endpoint<C>) -> R,
+    ) -> Option<R> {
+        self.returned(endpoint.call_client(client, |client| handler(client, endpoint)))
+    }
+
+    /// Returns what the client has returned, or `None` if it panicked, which ends the connection.
+    fn returned<R>(&self, result: thread::Result<R>) -> Option<R> {
         if result.is_err() {
             let log = || warn!("a handler panicked, its connection ends");
             self.session.connection.in_span(log);
@@ -330,18 +327,20 @@ impl Task {
                 self.session.sends.end(cause.status());
                 self.session.receives.finish(cause.status());
                 // A client whose requests have completed may begin another connection.
-                let owner = self.owner.upgrade();
+                let shared = self.endpoint.upgrade();
                 let was_current =
-                    owner.is_some_and(|owner| owner.session_over(&self.session, &cause));
+                    shared.is_some_and(|shared| shared.session_over(&self.session, &cause));
                 self.end = End::Ended { cause, was_current };
             }
             End::Ended { cause, was_current } => {
-                if *was_current && let Some(owner) = self.owner.upgrade() {
-                    owner.session_ended(cause);
+                if *was_current && let Some(shared) = self.endpoint.upgrade() {
+                    shared.session_ended(cause);
                 }
                 if !self.session.is_disconnected_here() {
                     //= TDI-DISC-09
-                    self.call(|owner| owner.disconnect(DisconnectFlags::ABORT, cause));
+                    self.call(|client, endpoint| {
+                        client.disconnect(endpoint, DisconnectFlags::ABORT, cause);
+                    });
                 }
                 self.session.complete_disconnects(cause);
                 self.end = End::Reported;
@@ -357,7 +356,7 @@ fn catch<R>(routine: impl FnOnce() -> R) -> thread::Result<R> {
     catch_unwind(AssertUnwindSafe(routine))
 }
 
-impl Future for Task {
+impl<C: EndpointContext> Future for Task<C> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -413,11 +412,11 @@ mod tests {
         let mut request = SendRequest::new(RequestId(0), "data", SendFlags::empty());
         request.deadline = Some(deadline);
         let submitted = deadline - Duration::from_millis(1);
-        let pending = session.sends.submit(submitted, request);
+        let (_, mut pending) = session.sends.submit(submitted, request);
         task.start_sends(context);
         assert_eq!(task.sending.len(), 1);
         assert!(task.handle_timers(context));
-        let completion = pending.into_completion().expect("it was sent");
+        let completion = pending.try_recv().expect("it was sent");
         assert_eq!(completion.status, Status::SUCCESS);
         assert_eq!(session.connection.error(), None);
     }
