@@ -1,8 +1,8 @@
 //! Work completions with arbitrary fields: the ledger is compared with a plain list of posted work.
 
 use smbdirect_verbs::{
-    ffi,
-    ledger::{CompletionOutcome, Ended, Failure, Ledger, Signal, WorkCompletion},
+    ffi::{self, ibv_wc},
+    ledger::{CompletionOutcome, Failure, Ledger, Signal},
 };
 
 use crate::input::Input;
@@ -37,14 +37,15 @@ struct Pair {
     sends: Vec<(u64, Signal)>,
 }
 
-fn any_completion(input: &mut Input<'_>) -> WorkCompletion {
-    WorkCompletion {
+fn any_completion(input: &mut Input<'_>) -> ibv_wc {
+    ibv_wc {
         wr_id: input.any(),
         status: input.any(),
         opcode: input.any(),
         byte_len: input.any(),
         wc_flags: input.any(),
         invalidated_rkey: input.any(),
+        ..ibv_wc::default()
     }
 }
 
@@ -70,14 +71,14 @@ impl Pair {
     }
 
     /// Returns a completion that names posted work if there is any.
-    fn likely_completion(&self, input: &mut Input<'_>) -> WorkCompletion {
+    fn likely_completion(&self, input: &mut Input<'_>) -> ibv_wc {
         let receives = self.receives.iter().map(|receive| receive.0);
         let posted: Vec<_> = receives
             .chain(self.sends.iter().map(|send| send.0))
             .collect();
         let index = input.up_to(u8::MAX);
         let wr_id = posted.get(index % posted.len().max(1)).copied();
-        WorkCompletion {
+        ibv_wc {
             wr_id: wr_id.unwrap_or(1),
             status: input.pick(&[
                 0,
@@ -90,10 +91,11 @@ impl Pair {
             byte_len: input.length(1 << 20) as u32,
             wc_flags: input.byte().into(),
             invalidated_rkey: input.any(),
+            ..ibv_wc::default()
         }
     }
 
-    fn complete(&mut self, completion: WorkCompletion) {
+    fn complete(&mut self, completion: ibv_wc) {
         let succeeded = completion.status == ffi::IBV_WC_SUCCESS;
         let received = completion.opcode & ffi::IBV_WC_RECV != 0;
         match self.ledger.match_completion(&completion) {
@@ -110,13 +112,11 @@ impl Pair {
                 assert_eq!(completion.wr_id, self.receives.remove(0).0);
                 assert!(self.ledger.take_receive().is_some());
             }
-            Ok(CompletionOutcome::Done(number)) => {
-                assert!(succeeded && !received);
-                self.end(number, completion.wr_id);
-            }
-            Ok(CompletionOutcome::Failed(number, failure)) => {
-                assert!(!succeeded);
-                check_failure(failure, completion.status);
+            Ok(CompletionOutcome::Ended(number, failure)) => {
+                assert!(succeeded == failure.is_none() && (!succeeded || !received));
+                if let Some(failure) = failure {
+                    check_failure(failure, completion.status);
+                }
                 self.end(number, completion.wr_id);
             }
             Err(_) => {}
@@ -126,9 +126,9 @@ impl Pair {
     fn end(&mut self, number: u64, wr_id: u64) {
         assert_eq!(wr_id, number << 1 | 1);
         let mut named = false;
-        while let Some((_, ended)) = self.ledger.take_ended(number) {
+        while let Some((_, is_named)) = self.ledger.take_ended(number) {
             assert!(!named, "the named one is the last");
-            named = ended == Ended::Named;
+            named = is_named;
             // An unposted request waits for earlier signaled requests.
             let waits = |index: usize| {
                 self.sends[..index]
@@ -139,11 +139,11 @@ impl Pair {
                 self.sends
                     .iter()
                     .enumerate()
-                    .position(|(index, &(posted, signal))| match (ended, signal) {
-                        (Ended::Named, _) => posted == wr_id,
-                        (Ended::Implied, Signal::Signaled) => false,
-                        (Ended::Implied, Signal::Unsignaled) => posted < wr_id,
-                        (Ended::Implied, Signal::Unposted) => posted < wr_id && !waits(index),
+                    .position(|(index, &(posted, signal))| match (is_named, signal) {
+                        (true, _) => posted == wr_id,
+                        (false, Signal::Signaled) => false,
+                        (false, Signal::Unsignaled) => posted < wr_id,
+                        (false, Signal::Unposted) => posted < wr_id && !waits(index),
                     });
             let (_, signal) = self
                 .sends

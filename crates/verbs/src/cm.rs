@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
-    ptr::{self, NonNull},
+    ptr,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -21,13 +21,12 @@ use tracing::{Span, debug, error_span, field, trace};
 use crate::{
     error::log_ffi_error,
     ffi::{
-        self, Functions, ibv_context, ibv_context_ops, rdma_cm_event, rdma_cm_id, rdma_conn_param,
-        rdma_event_channel,
+        self, Functions, Object, ibv_context, ibv_context_ops, rdma_cm_event, rdma_cm_id,
+        rdma_conn_param, rdma_event_channel,
     },
 };
 
 /// An event of the connection manager.
-#[derive(Debug)]
 pub(crate) struct CmEvent {
     /// The kind, one of `RDMA_CM_EVENT_*`.
     pub(crate) kind: u32,
@@ -40,33 +39,24 @@ pub(crate) struct CmEvent {
     /// The other read depth, for connection requests and established connections.
     pub(crate) initiator_depth: u8,
     /// The new identifier of a connection request, until [`CmId::of_request`] takes it.
-    request: Option<NonNull<rdma_cm_id>>,
+    request: Option<Object<rdma_cm_id>>,
 }
-
-// SAFETY: the identifier in the event belongs to no thread.
-unsafe impl Send for CmEvent {}
 
 /// A channel on which the connection manager reports events. Its file descriptor is nonblocking.
 pub(crate) struct EventChannel {
-    raw: NonNull<rdma_event_channel>,
+    channel: Object<rdma_event_channel>,
     functions: Arc<Functions>,
     /// The span of every log line about a connection on the channel. It is the span that is current
     /// when the channel is created.
     span: Span,
 }
 
-// SAFETY: librdmacm is thread-safe, and a channel belongs to no thread.
-unsafe impl Send for EventChannel {}
-// SAFETY: librdmacm is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for EventChannel {}
-
 impl EventChannel {
     pub(crate) fn new(functions: Arc<Functions>) -> io::Result<Arc<Self>> {
         // SAFETY: the function takes no arguments.
-        let raw = unsafe { (functions.rdma_create_event_channel)() };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let channel = Object::new(unsafe { (functions.rdma_create_event_channel)() })?;
         let channel = Self {
-            raw,
+            channel,
             functions,
             span: Span::current(),
         };
@@ -83,12 +73,8 @@ impl EventChannel {
     pub(crate) fn next(&self) -> io::Result<Option<CmEvent>> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel lives, and the out-parameter points to a pointer.
-        if unsafe { (self.functions.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) } != 0 {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
-            };
+        if unsafe { (self.functions.rdma_get_cm_event)(self.channel.raw(), &mut raw) } != 0 {
+            return read_error().map_or(Ok(None), Err);
         }
         // SAFETY: the library has set the pointer to an event, which is valid until it is
         // acknowledged below.
@@ -103,7 +89,7 @@ impl EventChannel {
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
         // SAFETY: the channel lives; the library set the field and does not change it.
-        unsafe { (*self.raw.as_ptr()).fd }
+        unsafe { (*self.channel.raw()).fd }
     }
 }
 
@@ -111,7 +97,7 @@ impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: identifiers hold their channel, so none is left, and each event is acknowledged as
         // soon as it is read.
-        unsafe { (self.functions.rdma_destroy_event_channel)(self.raw.as_ptr()) };
+        unsafe { (self.functions.rdma_destroy_event_channel)(self.channel.raw()) };
     }
 }
 
@@ -132,7 +118,7 @@ impl CmEvent {
             request: None,
         };
         if event.event == ffi::RDMA_CM_EVENT_CONNECT_REQUEST {
-            read.request = NonNull::new(event.id);
+            read.request = Object::new(event.id).ok();
         }
         if matches!(
             event.event,
@@ -163,10 +149,8 @@ impl CmEvents {
     pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
         // SAFETY: the channel keeps its file descriptor open while it lives, and always returns the
         // same one.
-        let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
-        Ok(Self {
-            fd: fd.map_err(io::Error::from)?,
-        })
+        let fd = unsafe { register(channel)? };
+        Ok(Self { fd })
     }
 
     /// Waits for the next event.
@@ -206,15 +190,9 @@ pub(crate) struct ReadDepths {
 
 /// An identifier of the connection manager, which is to RDMA what a socket is to TCP.
 pub(crate) struct CmId {
-    raw: NonNull<rdma_cm_id>,
+    id: Object<rdma_cm_id>,
     channel: Arc<EventChannel>,
 }
-
-// SAFETY: librdmacm is thread-safe, and an identifier belongs to no thread.
-unsafe impl Send for CmId {}
-// SAFETY: librdmacm is thread-safe, and the fields that are read do not change once the identifier
-// is bound.
-unsafe impl Sync for CmId {}
 
 impl CmId {
     pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
@@ -223,24 +201,22 @@ impl CmId {
         // SAFETY: the channel lives, and the out-parameter points to a pointer.
         check(unsafe {
             create(
-                channel.raw.as_ptr(),
+                channel.channel.raw(),
                 &mut raw,
                 ptr::null_mut(),
                 ffi::RDMA_PS_TCP,
             )
         })?;
-        let raw = NonNull::new(raw).expect("rdma_create_id sets the pointer if it succeeds");
-        Ok(Self { raw, channel })
+        let id = Object::new(raw)?;
+        Ok(Self { id, channel })
     }
 
     /// Takes the identifier of a connection request, which is on the channel of the listener.
     /// Dropping the identifier rejects the request.
     pub(crate) fn of_request(event: &mut CmEvent, listens_on: Arc<EventChannel>) -> Option<Self> {
-        let raw = event.request.take()?;
-        Some(Self {
-            raw,
-            channel: listens_on,
-        })
+        let id = event.request.take()?;
+        let channel = listens_on;
+        Some(Self { id, channel })
     }
 
     /// Moves the identifier to a channel of its own, created in the current span.
@@ -248,7 +224,7 @@ impl CmId {
         let channel = EventChannel::new(self.channel.functions.clone())?;
         let migrate = channel.functions.rdma_migrate_id;
         // SAFETY: identifier and channel live, and every event of the identifier is acknowledged.
-        check(unsafe { migrate(self.raw(), channel.raw.as_ptr()) })?;
+        check(unsafe { migrate(self.raw(), channel.channel.raw()) })?;
         self.channel = channel;
         Ok(self)
     }
@@ -280,7 +256,7 @@ impl CmId {
 
     /// Returns the identifier in the library's own type.
     pub(crate) fn raw(&self) -> *mut rdma_cm_id {
-        self.raw.as_ptr()
+        self.id.raw()
     }
 
     /// Returns the context of the device that the identifier is bound to, or null if it is not
@@ -288,7 +264,7 @@ impl CmId {
     pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: the library sets the field when it binds the identifier, before the identifier is
         // shared.
-        unsafe { (*self.raw.as_ptr()).verbs }
+        unsafe { (*self.raw()).verbs }
     }
 
     /// Returns the functions of the device's driver.
@@ -306,7 +282,7 @@ impl CmId {
     pub(crate) fn port(&self) -> u8 {
         // SAFETY: the library sets the field when it binds the identifier, before the identifier is
         // shared.
-        unsafe { (*self.raw.as_ptr()).port_num }
+        unsafe { (*self.raw()).port_num }
     }
 
     /// Returns whether the identifier is bound to an iWARP device.
@@ -319,13 +295,13 @@ impl CmId {
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         // SAFETY: the identifier lives, and the field always holds a socket address.
-        let storage = unsafe { (*self.raw.as_ptr()).route.addr.src_storage };
+        let storage = unsafe { (*self.raw()).route.addr.src_storage };
         address(&storage)
     }
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
         // SAFETY: the identifier lives, and the field always holds a socket address.
-        let storage = unsafe { (*self.raw.as_ptr()).route.addr.dst_storage };
+        let storage = unsafe { (*self.raw()).route.addr.dst_storage };
         address(&storage)
     }
 
@@ -432,20 +408,20 @@ impl CmId {
         functions.rdma_destroy_event_channel = destroy_channel;
         functions.rdma_destroy_id = destroy_id;
         let channel = Arc::new(EventChannel {
-            raw: NonNull::from(Box::leak(Box::new(rdma_event_channel { fd }))),
+            channel: Object::new(Box::into_raw(Box::new(rdma_event_channel { fd }))).unwrap(),
             functions: Arc::new(functions),
             span: Span::current(),
         });
         let place = Box::new(std::mem::MaybeUninit::<rdma_cm_id>::zeroed());
-        let raw = NonNull::from(Box::leak(place)).cast();
-        Arc::new(Self { raw, channel })
+        let id = Object::new(Box::into_raw(place).cast()).unwrap();
+        Arc::new(Self { id, channel })
     }
 }
 
 impl Drop for CmId {
     fn drop(&mut self) {
         // SAFETY: all objects of the connection hold the identifier, so they are already released.
-        let error = unsafe { (self.channel.functions.rdma_destroy_id)(self.raw.as_ptr()) };
+        let error = unsafe { (self.channel.functions.rdma_destroy_id)(self.raw()) };
         log_ffi_error(self.span(), "rdma_destroy_id", error);
     }
 }
@@ -499,6 +475,23 @@ fn check(result: c_int) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Returns the error of a function that reads from a nonblocking descriptor, or `None` if there is nothing to read.
+pub(crate) fn read_error() -> Option<io::Error> {
+    let error = io::Error::last_os_error();
+    let waits = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted].contains(&error.kind());
+    (!waits).then_some(error)
+}
+
+/// Registers a descriptor for reading with the current runtime.
+///
+/// # Safety
+/// `fd` keeps its descriptor open while it lives, and always returns the same one.
+pub(crate) unsafe fn register<T: AsRawFd>(fd: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the promise is the same.
+    let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    fd.map_err(io::Error::from)
 }
 
 /// Makes an open file descriptor nonblocking.

@@ -12,7 +12,7 @@ use tracing::debug;
 use crate::{
     cm::{CmEvent, CmEvents, CmId, EventChannel},
     config::{INFINIBAND_PORT, IWARP_PORT, SMB_DIRECT_PORTS, VerbsConfig},
-    device::{self, Capabilities},
+    device::{self, Device},
     error::{local_error, os_error},
     ffi::{self, Functions},
     interface::source_address,
@@ -43,10 +43,9 @@ pub(crate) async fn connect(
             id = resolve(&functions, &config, address).await?;
         }
     }
-    let capabilities =
-        Capabilities::of_id(&id).map_err(|error| device::capabilities_unknown(&error))?;
-    let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &capabilities)?;
-    let wanted = wanted_read_depths(&capabilities, &config);
+    let device = Device::of_id(&id).map_err(|error| device::capabilities_unknown(&error))?;
+    let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &device)?;
+    let wanted = wanted_read_depths(&device, &config);
     // The Receives are posted first, because the peer may send as soon as it has accepted.
     queue_pair.post(request.receive);
     let private_data = request.private_data;

@@ -4,7 +4,6 @@ use std::{
     ffi::{CStr, c_int},
     fmt, io,
     mem::MaybeUninit,
-    ptr::NonNull,
     sync::Arc,
 };
 
@@ -15,11 +14,11 @@ use crate::{
     cm::CmId,
     config::{INFINIBAND_PORT, IWARP_PORT, VerbsConfig},
     error::{Unavailable, local_error, log_ffi_error},
-    ffi::{self, Functions, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr},
+    ffi::{self, Functions, Object, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr},
 };
 
 /// An RDMA device of this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
     /// The name that the kernel gives it, such as `mlx5_0` or `rxe0`.
@@ -44,10 +43,13 @@ pub struct Device {
     pub memory_windows: bool,
     /// The reason why SMB Direct cannot use it, or `None` if it can.
     pub unusable: Option<String>,
+    /// Whether the device binds a window a second time when it retransmits an earlier message. rxe does so: the second
+    /// binding fails, the queue pair fails with it, and all completions say that the work was flushed.
+    pub(crate) rebinds_on_retransmit: bool,
 }
 
 /// The protocol that a device speaks on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
     /// InfiniBand.
@@ -57,6 +59,7 @@ pub enum Transport {
     /// iWARP, over TCP.
     Iwarp,
     /// A protocol that SMB Direct does not support.
+    #[default]
     Other,
 }
 
@@ -106,18 +109,16 @@ pub(crate) fn devices(functions: &Arc<Functions>) -> Result<Vec<Device>, Unavail
     let mut count = 0;
     // SAFETY: the pointer is to a number, which the function sets.
     let list = unsafe { (functions.ibv_get_device_list)(&mut count) };
-    let Some(list) = NonNull::new(list) else {
-        return Err(Unavailable::NoKernel(io::Error::last_os_error()));
-    };
+    let list = Object::new(list).map_err(Unavailable::NoKernel)?;
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: the list has `count` elements.
-    let raw = unsafe { std::slice::from_raw_parts(list.as_ptr(), count) };
+    let raw = unsafe { std::slice::from_raw_parts(list.raw(), count) };
     let devices = raw
         .iter()
         .map(|&device| describe(functions, device))
         .collect();
     // SAFETY: the list is freed once, and no device in it is used afterwards.
-    unsafe { (functions.ibv_free_device_list)(list.as_ptr()) };
+    unsafe { (functions.ibv_free_device_list)(list.raw()) };
     Ok(devices)
 }
 
@@ -125,61 +126,42 @@ pub(crate) fn devices(functions: &Arc<Functions>) -> Result<Vec<Device>, Unavail
 fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
     // SAFETY: the device is in the list, which is not freed yet; its name is a C string.
     let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
-    let mut described = Device {
-        name: name.to_string_lossy().into_owned(),
-        transport: Transport::Other,
-        ports: Vec::new(),
-        max_queue: 0,
-        max_send_elements: 0,
-        max_completions: 0,
-        max_inbound_reads: 0,
-        max_outbound_reads: 0,
-        send_with_invalidate: false,
-        memory_windows: false,
-        unusable: None,
-    };
     // SAFETY: the device is in the list, which is not freed yet.
-    let context = unsafe { (functions.ibv_open_device)(device) };
-    let Some(context) = NonNull::new(context) else {
-        let error = io::Error::last_os_error();
-        described.unusable = Some(format!("it cannot be opened: {error}"));
-        return described;
+    let context = Object::new(unsafe { (functions.ibv_open_device)(device) });
+    let described = match &context {
+        Ok(context) => Device::of_context(functions, context.raw())
+            .map_err(|error| format!("its capabilities cannot be read: {error}")),
+        Err(error) => Err(format!("it cannot be opened: {error}")),
     };
-    match Capabilities::of_context(functions, context.as_ptr(), None) {
-        Ok(capabilities) => capabilities.fill(functions, context.as_ptr(), &mut described),
-        Err(error) => {
-            described.unusable = Some(format!("its capabilities cannot be read: {error}"));
-        }
+    if let Ok(context) = context {
+        // SAFETY: the device was opened above and is closed once, and no object was created on it.
+        let error = unsafe { (functions.ibv_close_device)(context.raw()) };
+        log_ffi_error(&Span::none(), "ibv_close_device", error);
     }
-    // SAFETY: the device was opened above and is closed once, and no object was created on it.
-    let error = unsafe { (functions.ibv_close_device)(context.as_ptr()) };
-    log_ffi_error(&Span::none(), "ibv_close_device", error);
+    let mut described = described.unwrap_or_else(|reason| Device {
+        unusable: Some(reason),
+        ..Device::default()
+    });
+    described.name = name.to_string_lossy().into_owned();
     described
 }
 
 /// The vendor identifier of rxe, the software RoCE of Linux.
 const RXE_VENDOR_ID: u32 = 0xff_ffff;
 
-/// The capabilities of a device and of the port that a connection uses.
-#[derive(Clone, Copy)]
-pub(crate) struct Capabilities {
-    device: ibv_device_attr,
-    transport: c_int,
-    /// The largest message of the port in bytes, or 0 if it is unknown.
-    max_message: u32,
-}
-
-impl Capabilities {
-    /// Returns the capabilities of the device and the port that an identifier is bound to.
+impl Device {
+    /// Returns the device that an identifier is bound to, with the port that it is bound to only.
+    ///
+    /// # Errors
+    /// The capabilities cannot be queried.
     pub(crate) fn of_id(id: &CmId) -> io::Result<Self> {
-        Self::of_context(id.functions(), id.context(), Some(id.port()))
+        let mut device = Self::of_context(id.functions(), id.context())?;
+        device.ports.retain(|port| port.number == id.port().max(1));
+        Ok(device)
     }
 
-    fn of_context(
-        functions: &Functions,
-        context: *mut ibv_context,
-        port: Option<u8>,
-    ) -> io::Result<Self> {
+    /// Describes an open device, without its name.
+    fn of_context(functions: &Functions, context: *mut ibv_context) -> io::Result<Self> {
         let mut device = MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: the context belongs to an open device, and the pointer is to memory for its
         // attributes.
@@ -187,109 +169,61 @@ impl Capabilities {
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error.abs()));
         }
-        let port = query_port(functions, context, port.unwrap_or(1).max(1));
-        Ok(Self {
-            // SAFETY: zero is valid for all fields, and the library has set them.
-            device: unsafe { device.assume_init() },
+        // SAFETY: zero is valid for all fields, and the library has set them.
+        let device = unsafe { device.assume_init() };
+        let ports = (1..=device.phys_port_cnt)
+            .filter_map(|number| Port::of_context(functions, context, number));
+        let ports: Vec<_> = ports.collect();
+        let on_ethernet = ports.iter().any(|port| port.link_layer == "Ethernet");
+        const TYPE_2: u32 = ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2A | ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        let has = |flag| device.device_cap_flags & flag != 0;
+        let mut described = Self {
+            name: String::new(),
             // SAFETY: the context of an open device points to its description.
-            transport: unsafe { (*(*context).device).transport_type },
-            max_message: port.map_or(0, |port| port.max_msg_sz),
-        })
-    }
-
-    /// Copies the capabilities to the description of the device.
-    fn fill(&self, functions: &Functions, context: *mut ibv_context, device: &mut Device) {
-        let ports = (1..=self.device.phys_port_cnt).filter_map(|number| {
-            let port = query_port(functions, context, number)?;
-            Some(Port {
-                number,
-                active: port.state == ffi::IBV_PORT_ACTIVE,
-                state: PORT_STATES
-                    .get(port.state as usize)
-                    .copied()
-                    .unwrap_or("unknown"),
-                link_layer: match port.link_layer {
-                    ffi::IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
-                    ffi::IBV_LINK_LAYER_ETHERNET => "Ethernet",
-                    _ => "unspecified",
-                },
-                mtu: 128_u32.checked_shl(port.active_mtu as u32).unwrap_or(0),
-                max_message: port.max_msg_sz,
-            })
-        });
-        device.ports = ports.collect();
-        let on_ethernet = device
-            .ports
-            .iter()
-            .any(|port| port.link_layer == "Ethernet");
-        device.transport = match self.transport {
-            ffi::IBV_TRANSPORT_IWARP => Transport::Iwarp,
-            ffi::IBV_TRANSPORT_IB if on_ethernet => Transport::Roce,
-            ffi::IBV_TRANSPORT_IB => Transport::InfiniBand,
-            _ => Transport::Other,
+            transport: match unsafe { (*(*context).device).transport_type } {
+                ffi::IBV_TRANSPORT_IWARP => Transport::Iwarp,
+                ffi::IBV_TRANSPORT_IB if on_ethernet => Transport::Roce,
+                ffi::IBV_TRANSPORT_IB => Transport::InfiniBand,
+                _ => Transport::Other,
+            },
+            ports,
+            max_queue: positive(device.max_qp_wr),
+            max_send_elements: positive(device.max_sge),
+            max_completions: positive(device.max_cqe),
+            max_inbound_reads: positive(device.max_qp_rd_atom),
+            max_outbound_reads: positive(device.max_qp_init_rd_atom),
+            // All devices with these extensions support it, and so does software iWARP.
+            send_with_invalidate: has(ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS),
+            memory_windows: has(TYPE_2) && device.max_mw > 0,
+            unusable: None,
+            rebinds_on_retransmit: device.vendor_id == RXE_VENDOR_ID,
         };
-        device.max_queue = self.max_queue();
-        device.max_send_elements = positive(self.device.max_sge);
-        device.max_completions = self.max_completions();
-        device.max_inbound_reads = positive(self.device.max_qp_rd_atom);
-        device.max_outbound_reads = positive(self.device.max_qp_init_rd_atom);
-        device.send_with_invalidate = self.sends_with_invalidate();
-        device.memory_windows = self.has_windows();
-        device.unusable = reason_unusable(device);
-    }
-
-    /// Returns whether the device binds a window a second time when it retransmits an earlier
-    /// message. rxe does so: the second binding fails, the queue pair fails with it, and all
-    /// completions say that the work was flushed.
-    pub(crate) fn rebinds_on_retransmit(&self) -> bool {
-        self.device.vendor_id == RXE_VENDOR_ID
+        described.unusable = reason_unusable(&described);
+        Ok(described)
     }
 
     /// Returns the limits of a connection, before the peer lowers them.
     pub(crate) fn limits(&self, config: &VerbsConfig) -> Limits {
+        let max_message = self.ports.iter().map(|port| port.max_message).max();
         Limits {
-            max_send_queue: config.send_queue.min(self.max_queue()) as usize,
-            max_receive_queue: config.receive_queue.min(self.max_queue()) as usize,
-            max_outbound_reads: self
-                .depth(config.ord, self.device.max_qp_init_rd_atom)
-                .into(),
-            max_inbound_reads: self.depth(config.ird, self.device.max_qp_rd_atom).into(),
-            max_transfer: match self.max_message {
+            max_send_queue: config.send_queue.min(self.max_queue) as usize,
+            max_receive_queue: config.receive_queue.min(self.max_queue) as usize,
+            max_outbound_reads: self.max_outbound_reads.min(config.ord.into()),
+            max_inbound_reads: self.max_inbound_reads.min(config.ird.into()),
+            max_transfer: match max_message {
                 // The limit is unknown.
-                0 => DEFAULT_MAX_MESSAGE_BYTES,
-                message => message.min(MAX_TRANSFER_BYTES),
+                None | Some(0) => DEFAULT_MAX_MESSAGE_BYTES,
+                Some(message) => message.min(MAX_TRANSFER_BYTES),
             },
-            send_with_invalidate: self.sends_with_invalidate(),
+            send_with_invalidate: self.send_with_invalidate,
             packet_bytes: None,
         }
-    }
-
-    fn depth(&self, wanted: u8, most: c_int) -> u8 {
-        wanted.min(u8::try_from(positive(most)).unwrap_or(u8::MAX))
-    }
-
-    pub(crate) fn max_queue(&self) -> u32 {
-        positive(self.device.max_qp_wr)
-    }
-
-    pub(crate) fn max_completions(&self) -> u32 {
-        positive(self.device.max_cqe)
     }
 
     /// Returns the scatter/gather elements that a Send uses: two, for header and payload, if the
     /// device supports it.
     pub(crate) fn send_elements(&self) -> u32 {
-        positive(self.device.max_sge).clamp(1, 2)
-    }
-
-    fn sends_with_invalidate(&self) -> bool {
-        // All devices with these extensions support it, and so does software iWARP.
-        self.device.device_cap_flags & ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
-    }
-
-    pub(crate) fn has_windows(&self) -> bool {
-        const TYPE_2: u32 = ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2A | ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-        self.device.device_cap_flags & TYPE_2 != 0 && self.device.max_mw > 0
+        self.max_send_elements.clamp(1, 2)
     }
 }
 
@@ -302,18 +236,29 @@ const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// The states of a port, indexed by their numbers in C.
 const PORT_STATES: [&str; 6] = ["nop", "down", "init", "armed", "active", "active-defer"];
 
-/// Returns the attributes of a port, or `None` if it cannot be queried.
-fn query_port(
-    functions: &Functions,
-    context: *mut ibv_context,
-    number: u8,
-) -> Option<ibv_port_attr> {
-    let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the context belongs to an open device. The function sets the fields of its version, for which the
-    // structure has room.
-    let error = unsafe { (functions.ibv_query_port)(context, number, port.as_mut_ptr()) };
-    // SAFETY: zero is valid for all fields, and the library has set the fields of its version.
-    (error == 0).then(|| unsafe { port.assume_init() })
+impl Port {
+    /// Describes a port, or returns `None` if it cannot be queried.
+    fn of_context(functions: &Functions, context: *mut ibv_context, number: u8) -> Option<Self> {
+        let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the context belongs to an open device. The function sets the fields of its version, for which the
+        // structure has room.
+        let error = unsafe { (functions.ibv_query_port)(context, number, port.as_mut_ptr()) };
+        // SAFETY: zero is valid for all fields, and the library has set the fields of its version.
+        let port = (error == 0).then(|| unsafe { port.assume_init() })?;
+        let state = PORT_STATES.get(port.state as usize);
+        Some(Self {
+            number,
+            active: port.state == ffi::IBV_PORT_ACTIVE,
+            state: state.copied().unwrap_or("unknown"),
+            link_layer: match port.link_layer {
+                ffi::IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+                ffi::IBV_LINK_LAYER_ETHERNET => "Ethernet",
+                _ => "unspecified",
+            },
+            mtu: 128_u32.checked_shl(port.active_mtu as u32).unwrap_or(0),
+            max_message: port.max_msg_sz,
+        })
+    }
 }
 
 /// Returns the reason why SMB Direct cannot use a device, if there is one.

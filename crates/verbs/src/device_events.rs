@@ -22,7 +22,6 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
-    ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll, Waker},
 };
@@ -32,12 +31,12 @@ use rustix::{
     io::{DupFlags, dup3, fcntl_dupfd_cloexec},
 };
 use smbdirect::rdma::work::{ProviderError, ProviderErrorKind};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::unix::AsyncFd;
 
 use crate::{
-    cm::{CmId, set_nonblocking},
+    cm::{CmId, read_error, register, set_nonblocking},
     error::local_error,
-    ffi::{self, Functions, ibv_async_event, ibv_context},
+    ffi::{self, Functions, Object, ibv_async_event, ibv_context},
 };
 
 /// The directory of the nodes of devices.
@@ -46,7 +45,7 @@ const NODE_DIRECTORY: &str = "/dev/infiniband";
 /// A device that librdmacm has opened, shared by its subscribers. It is dropped before the
 /// identifiers that are bound to the device.
 struct Adapter {
-    context: NonNull<ibv_context>,
+    context: Object<ibv_context>,
     functions: Arc<Functions>,
     node: PathBuf,
     /// An inotify descriptor for deletions in the directory of the node. It is `None` if the node
@@ -55,27 +54,20 @@ struct Adapter {
     state: Mutex<State>,
 }
 
-// SAFETY: libibverbs is thread-safe, and a device belongs to no thread.
-unsafe impl Send for Adapter {}
-// SAFETY: libibverbs is thread-safe, and the fields of the context that are read do not change.
-unsafe impl Sync for Adapter {}
-
 /// The subscribers of a device and its fault.
 #[derive(Default)]
 struct State {
     /// The fault that ended the whole device.
     fault: Option<ProviderError>,
     is_removed: bool,
-    subscribers: Vec<Subscriber>,
-    /// The number of the newest subscriber.
-    last: u64,
+    subscribers: Vec<Weak<Mutex<Subscriber>>>,
     /// Wakers to wake after the lock of the state is released.
     woken: Vec<Waker>,
 }
 
 /// A connection or a listener that subscribes to events of the device.
+#[derive(Default)]
 struct Subscriber {
-    number: u64,
     /// The addresses of its queue pair and its completion queue.
     objects: [usize; 2],
     fault: Option<ProviderError>,
@@ -91,13 +83,12 @@ impl State {
 
     /// Reports a fault to the subscribers that it concerns.
     fn fail(&mut self, fault: &ProviderError, concerns: impl Fn(&Subscriber) -> bool) {
-        for subscriber in self
-            .subscribers
-            .iter_mut()
-            .filter(|subscriber| concerns(subscriber))
-        {
-            subscriber.fault.get_or_insert_with(|| fault.clone());
-            self.woken.extend(subscriber.waker.take());
+        for subscriber in self.subscribers.iter().filter_map(Weak::upgrade) {
+            let mut subscriber = lock(&subscriber);
+            if concerns(&subscriber) {
+                subscriber.fault.get_or_insert_with(|| fault.clone());
+                self.woken.extend(subscriber.waker.take());
+            }
         }
     }
 }
@@ -106,16 +97,22 @@ impl Adapter {
     /// Returns the device that an identifier is bound to. All identifiers on a device share it.
     fn of(id: &CmId) -> io::Result<Arc<Self>> {
         static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
-        let context = NonNull::new(id.context()).ok_or(io::ErrorKind::NotConnected)?;
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = id.context();
+        if context.is_null() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let mut open = lock(&OPEN);
         open.retain(|adapter| adapter.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade);
-        if let Some(known) = known.into_iter().find(|known| known.context == context) {
+        if let Some(known) = known
+            .into_iter()
+            .find(|known| known.context.raw() == context)
+        {
             return Ok(known);
         }
         // SAFETY: the context of an open device points to its description, which holds the name of
         // its node as a C string.
-        let name = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).dev_name.as_ptr()) };
+        let name = unsafe { CStr::from_ptr((*(*context).device).dev_name.as_ptr()) };
         let node = Path::new(NODE_DIRECTORY).join(OsStr::from_bytes(name.to_bytes()));
         let adapter = Self::new(context, id.channel().library().clone(), node)?;
         open.push(Arc::downgrade(&adapter));
@@ -123,7 +120,7 @@ impl Adapter {
     }
 
     fn new(
-        context: NonNull<ibv_context>,
+        context: *mut ibv_context,
         functions: Arc<Functions>,
         node: PathBuf,
     ) -> io::Result<Arc<Self>> {
@@ -134,7 +131,7 @@ impl Adapter {
             _ => None,
         };
         let adapter = Self {
-            context,
+            context: Object::new(context)?,
             functions,
             node,
             deletions,
@@ -144,18 +141,14 @@ impl Adapter {
         Ok(Arc::new(adapter))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn event_fd(&self) -> RawFd {
         // SAFETY: the context belongs to an open device; the library does not change the field.
-        unsafe { (*self.context.as_ptr()).async_fd }
+        unsafe { (*self.context.raw()).async_fd }
     }
 
     /// Reads all pending events and deletions, and wakes the subscribers that they concern.
     fn read_all(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.read_deletions(&mut state);
         self.read_events(&mut state);
         let woken = std::mem::take(&mut state.woken);
@@ -169,11 +162,10 @@ impl Adapter {
             let get = self.functions.ibv_get_async_event;
             // SAFETY: the context belongs to an open device, and the pointer is to memory for an
             // event.
-            if unsafe { get(self.context.as_ptr(), event.as_mut_ptr()) } != 0 {
-                let error = io::Error::last_os_error();
-                match error.kind() {
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                    _ => state.fail_all(unreadable(&error)),
+            if unsafe { get(self.context.raw(), event.as_mut_ptr()) } != 0 {
+                if let Some(error) = read_error() {
+                    let what = format!("the RDMA device's events cannot be read: {error}");
+                    state.fail_all(local_error(&what).with_os_error(error.raw_os_error()));
                 }
                 return;
             }
@@ -237,7 +229,7 @@ impl Drop for Adapter {
             // SAFETY: the identifier of the last subscriber still lives, and with it the context.
             // No object of this package is left on the device, and every call of the library to a
             // removed device fails anyway.
-            let context = unsafe { self.context.as_ref() };
+            let context = unsafe { &*self.context.raw() };
             for fd in [context.cmd_fd, context.async_fd] {
                 // SAFETY: the descriptor is open and belongs to the library, which closes it later.
                 // `ManuallyDrop` prevents that it is closed here.
@@ -265,18 +257,12 @@ fn removed() -> ProviderError {
     local_error("the RDMA device was removed")
 }
 
-/// Returns the error of a device whose events cannot be read.
-fn unreadable(error: &io::Error) -> ProviderError {
-    local_error(&format!("the RDMA device's events cannot be read: {error}"))
-        .with_os_error(error.raw_os_error())
-}
-
 /// A subscription to the events of a device.
 ///
 /// The owner also holds an identifier that is bound to the device, and drops it after this and
 /// after all objects that it created on the device.
 pub(crate) struct DeviceEvents {
-    number: u64,
+    subscriber: Arc<Mutex<Subscriber>>,
     /// Duplicates of the device's descriptors. A descriptor cannot be registered twice with one
     /// runtime.
     descriptors: Vec<AsyncFd<OwnedFd>>,
@@ -300,8 +286,7 @@ impl DeviceEvents {
         let own = |fd: BorrowedFd<'_>| {
             let fd = fcntl_dupfd_cloexec(fd, 0)?;
             // SAFETY: the descriptor is owned, so it stays open while it is registered.
-            let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-            fd.map_err(io::Error::from)
+            unsafe { register(fd) }
         };
         let mut descriptors = vec![own(events).map_err(failed)?];
         if let Some(deletions) = &adapter.deletions {
@@ -309,21 +294,16 @@ impl DeviceEvents {
             let deletions = unsafe { BorrowedFd::borrow_raw(deletions.as_raw_fd()) };
             descriptors.push(own(deletions).map_err(failed)?);
         }
-        let mut state = adapter.lock();
+        let subscriber = Arc::default();
+        let mut state = lock(&adapter.state);
         if let Some(fault) = &state.fault {
             return Err(fault.clone());
         }
-        state.last += 1;
-        let number = state.last;
-        state.subscribers.push(Subscriber {
-            number,
-            objects: [0; 2],
-            fault: None,
-            waker: None,
-        });
+        state.subscribers.retain(|known| known.strong_count() > 0);
+        state.subscribers.push(Arc::downgrade(&subscriber));
         drop(state);
         Ok(Self {
-            number,
+            subscriber,
             descriptors,
             adapter,
         })
@@ -331,10 +311,7 @@ impl DeviceEvents {
 
     /// Sets the addresses of the queue pair and the completion queue that events may be about.
     pub(crate) fn set_objects(&self, objects: [usize; 2]) {
-        let mut state = self.adapter.lock();
-        if let Some(subscriber) = find(&mut state, self.number) {
-            subscriber.objects = objects;
-        }
+        lock(&self.subscriber).objects = objects;
     }
 
     /// Returns the fault that ends this subscription, or `Pending` while there is none. The task of
@@ -353,8 +330,7 @@ impl DeviceEvents {
                 ready.clear_ready();
             }
         }
-        let mut state = self.adapter.lock();
-        let subscriber = find(&mut state, self.number).expect("only drop removes the subscriber");
+        let mut subscriber = lock(&self.subscriber);
         if let Some(fault) = &subscriber.fault {
             return Poll::Ready(fault.clone());
         }
@@ -367,20 +343,8 @@ impl DeviceEvents {
     }
 }
 
-impl Drop for DeviceEvents {
-    fn drop(&mut self) {
-        let mut state = self.adapter.lock();
-        state
-            .subscribers
-            .retain(|subscriber| subscriber.number != self.number);
-    }
-}
-
-fn find(state: &mut State, number: u64) -> Option<&mut Subscriber> {
-    let subscribers = &mut state.subscribers;
-    subscribers
-        .iter_mut()
-        .find(|subscriber| subscriber.number == number)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -463,7 +427,7 @@ mod tests {
             functions.ibv_get_async_event = get_async_event;
             functions.ibv_ack_async_event = ack_async_event;
             functions.ibv_event_type_str = event_type_str;
-            let context = NonNull::from(&mut *self.context);
+            let context = &raw mut *self.context;
             let node = self.folder.path().join("uverbs0");
             Adapter::new(context, Arc::new(functions), node).unwrap()
         }

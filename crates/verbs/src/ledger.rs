@@ -15,25 +15,7 @@ use std::collections::VecDeque;
 use smbdirect::rdma::work::ProviderErrorKind;
 use thiserror::Error;
 
-use crate::ffi;
-
-/// A work completion, with the fields of `ibv_wc` as the adapter set them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkCompletion {
-    /// The number that [`Ledger`] gave the work request.
-    pub wr_id: u64,
-    /// The status, 0 for success. If it is not 0, `wr_id` is the only other field
-    /// that is defined.
-    pub status: u32,
-    /// The operation that completed.
-    pub opcode: u32,
-    /// The number of bytes received.
-    pub byte_len: u32,
-    /// Flags, which show whether `invalidated_rkey` is set.
-    pub wc_flags: u32,
-    /// The token that the peer invalidated.
-    pub invalidated_rkey: u32,
-}
+use crate::ffi::{self, ibv_wc};
 
 /// The effect of a completion on posted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +27,11 @@ pub enum CompletionOutcome {
         /// Whether the message invalidated a token of this end.
         invalidated: Invalidated,
     },
-    /// The Send, Read or Write with this number succeeded, and so did the requests that its
-    /// completion implies. The caller takes them with [`Ledger::take_ended`].
-    Done(u64),
     /// The oldest Receive failed. The caller takes it with [`Ledger::take_receive`].
     ReceiveFailed(Failure),
-    /// The Send, Read or Write with this number failed; the requests that its completion implies
+    /// The Send, Read or Write with this number succeeded, or failed; the requests that its completion implies
     /// succeeded. The caller takes them with [`Ledger::take_ended`].
-    Failed(u64, Failure),
+    Ended(u64, Option<Failure>),
 }
 
 /// The effect of a received message on the tokens of this end.
@@ -187,8 +166,9 @@ impl<R, S> Ledger<R, S> {
     }
 
     /// Takes one of the requests that end with the completion of `number`: first each earlier one,
-    /// from the oldest, then the named one. The caller repeats the call until it returns `None`.
-    pub fn take_ended(&mut self, number: u64) -> Option<(S, Ended)> {
+    /// from the oldest, then the named one, and whether it is the named one. The caller repeats the call until it
+    /// returns `None`.
+    pub fn take_ended(&mut self, number: u64) -> Option<(S, bool)> {
         let index = usize::try_from(number.checked_sub(self.first_send)?).ok()?;
         // An unposted request ends with `number`, unless a signaled request before it has not
         // completed.
@@ -202,13 +182,9 @@ impl<R, S> Ledger<R, S> {
             }
             None => false,
         });
-        let (taken, ended) = match implied {
-            Some(earlier) => (earlier, Ended::Implied),
-            None => (index, Ended::Named),
-        };
-        let (_, send) = self.sends.get_mut(taken)?.take()?;
+        let (_, send) = self.sends.get_mut(implied.unwrap_or(index))?.take()?;
         self.close_gaps();
-        Some((send, ended))
+        Some((send, implied.is_none()))
     }
 
     /// Counts a request as completed, and removes completed requests from the front.
@@ -236,7 +212,7 @@ impl<R, S> Ledger<R, S> {
     /// The completion matches no posted work.
     pub fn match_completion(
         &self,
-        completion: &WorkCompletion,
+        completion: &ibv_wc,
     ) -> Result<CompletionOutcome, InvalidCompletion> {
         let number = completion.wr_id >> 1;
         match completion.wr_id & 1 {
@@ -248,7 +224,7 @@ impl<R, S> Ledger<R, S> {
     fn match_receive(
         &self,
         number: u64,
-        completion: &WorkCompletion,
+        completion: &ibv_wc,
     ) -> Result<CompletionOutcome, InvalidCompletion> {
         let index = number
             .checked_sub(self.first_receive)
@@ -288,7 +264,7 @@ impl<R, S> Ledger<R, S> {
     fn match_send(
         &self,
         number: u64,
-        completion: &WorkCompletion,
+        completion: &ibv_wc,
     ) -> Result<CompletionOutcome, InvalidCompletion> {
         let index = number.checked_sub(self.first_send);
         let index = index.and_then(|index| usize::try_from(index).ok());
@@ -299,22 +275,13 @@ impl<R, S> Ledger<R, S> {
         }
         if completion.status != ffi::IBV_WC_SUCCESS {
             let failure = Failure::of_send(completion.status);
-            return Ok(CompletionOutcome::Failed(number, failure));
+            return Ok(CompletionOutcome::Ended(number, Some(failure)));
         }
         if completion.opcode & ffi::IBV_WC_RECV != 0 {
             return Err(InvalidCompletion::WrongOperation);
         }
-        Ok(CompletionOutcome::Done(number))
+        Ok(CompletionOutcome::Ended(number, None))
     }
-}
-
-/// Why a request ended, as returned by [`Ledger::take_ended`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The request is an earlier one, which succeeded.
-    Implied,
-    /// The request is the one that the completion names.
-    Named,
 }
 
 impl Failure {
@@ -352,16 +319,6 @@ impl Failure {
 mod tests {
     use super::*;
 
-    /// A completion with status and all other fields 0.
-    const SUCCESS: WorkCompletion = WorkCompletion {
-        wr_id: 0,
-        status: 0,
-        opcode: 0,
-        byte_len: 0,
-        wc_flags: 0,
-        invalidated_rkey: 0,
-    };
-
     fn ledger() -> Ledger<char, char> {
         let mut ledger = Ledger::default();
         assert_eq!(ledger.post_receive(100, 'a'), 0);
@@ -381,11 +338,13 @@ mod tests {
     }
 
     /// The completion of the oldest Receive with 100 bytes.
-    const RECEIVED: WorkCompletion = WorkCompletion {
-        opcode: ffi::IBV_WC_RECV,
-        byte_len: 100,
-        ..SUCCESS
-    };
+    fn received() -> ibv_wc {
+        ibv_wc {
+            opcode: ffi::IBV_WC_RECV,
+            byte_len: 100,
+            ..ibv_wc::default()
+        }
+    }
 
     #[test]
     fn receives_complete_in_order() {
@@ -397,13 +356,13 @@ mod tests {
             })
         };
         assert_eq!(
-            ledger.match_completion(&RECEIVED),
+            ledger.match_completion(&received()),
             outcome(100, Invalidated::Nothing)
         );
-        let invalidating = WorkCompletion {
+        let invalidating = ibv_wc {
             wc_flags: ffi::IBV_WC_WITH_INV,
             invalidated_rkey: 7,
-            ..RECEIVED
+            ..received()
         };
         assert_eq!(
             ledger.match_completion(&invalidating),
@@ -411,13 +370,13 @@ mod tests {
         );
         assert_eq!(ledger.take_receive(), Some('a'));
         assert_eq!(
-            ledger.match_completion(&RECEIVED),
+            ledger.match_completion(&received()),
             Err(InvalidCompletion::Unknown)
         );
-        let second = WorkCompletion {
+        let second = ibv_wc {
             wr_id: 2,
             byte_len: 200,
-            ..RECEIVED
+            ..received()
         };
         assert_eq!(
             ledger.match_completion(&second),
@@ -428,16 +387,16 @@ mod tests {
     #[test]
     fn completions_that_match_no_receive_are_invalid() {
         let ledger = ledger();
-        let received = RECEIVED;
-        let too_long = WorkCompletion {
+        let received = received();
+        let too_long = ibv_wc {
             byte_len: 101,
             ..received
         };
-        let sent = WorkCompletion {
+        let sent = ibv_wc {
             opcode: 0,
             ..received
         };
-        let early = WorkCompletion {
+        let early = ibv_wc {
             wr_id: 2,
             ..received
         };
@@ -450,7 +409,7 @@ mod tests {
         }
         for wr_id in [4, 1 << 63, u64::MAX - 1] {
             assert_eq!(
-                ledger.match_completion(&WorkCompletion { wr_id, ..received }),
+                ledger.match_completion(&ibv_wc { wr_id, ..received }),
                 Err(InvalidCompletion::Unknown)
             );
         }
@@ -459,16 +418,19 @@ mod tests {
     #[test]
     fn receives_fail_by_a_flush_or_by_the_peer() {
         let ledger = ledger();
-        let flushed = WorkCompletion {
+        let flushed = ibv_wc {
             status: ffi::IBV_WC_WR_FLUSH_ERR,
-            ..SUCCESS
+            ..ibv_wc::default()
         };
         assert_eq!(
             ledger.match_completion(&flushed),
             Ok(CompletionOutcome::ReceiveFailed(Failure::Flushed))
         );
         let (status, kind) = (ffi::IBV_WC_LOC_LEN_ERR, ProviderErrorKind::Protocol);
-        let too_long = WorkCompletion { status, ..SUCCESS };
+        let too_long = ibv_wc {
+            status,
+            ..ibv_wc::default()
+        };
         assert_eq!(
             ledger.match_completion(&too_long),
             Ok(CompletionOutcome::ReceiveFailed(Failure::Failed {
@@ -481,10 +443,13 @@ mod tests {
     #[test]
     fn completion_ends_earlier_unsignaled_requests() {
         let mut ledger = ledger();
-        let done = |wr_id| WorkCompletion { wr_id, ..SUCCESS };
+        let done = |wr_id| ibv_wc {
+            wr_id,
+            ..ibv_wc::default()
+        };
         assert_eq!(
             ledger.match_completion(&done(3)),
-            Ok(CompletionOutcome::Done(1))
+            Ok(CompletionOutcome::Ended(1, None))
         );
         assert_eq!(
             ledger.match_completion(&done(5)),
@@ -495,7 +460,7 @@ mod tests {
             ledger.match_completion(&done(9)),
             Err(InvalidCompletion::Unknown)
         );
-        let received = WorkCompletion {
+        let received = ibv_wc {
             opcode: ffi::IBV_WC_RECV,
             ..done(3)
         };
@@ -506,19 +471,19 @@ mod tests {
         let status = ffi::IBV_WC_REM_ACCESS_ERR;
         let kind = ProviderErrorKind::Terminated;
         let failure = Failure::Failed { kind, status };
-        let failed = WorkCompletion { status, ..done(3) };
+        let failed = ibv_wc { status, ..done(3) };
         assert_eq!(
             ledger.match_completion(&failed),
-            Ok(CompletionOutcome::Failed(1, failure))
+            Ok(CompletionOutcome::Ended(1, Some(failure)))
         );
         // The completion of the last request implies the first, but neither the signaled request
         // nor the unposted one after it.
         assert_eq!(
             ledger.match_completion(&done(7)),
-            Ok(CompletionOutcome::Done(3))
+            Ok(CompletionOutcome::Ended(3, None))
         );
-        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Implied)));
-        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Named)));
+        assert_eq!(ledger.take_ended(3), Some(('s', false)));
+        assert_eq!(ledger.take_ended(3), Some(('s', true)));
         assert_eq!(ledger.take_ended(3), None);
         assert_eq!(
             ledger.match_completion(&done(7)),
@@ -527,7 +492,7 @@ mod tests {
         );
         assert_eq!((ledger.sends(), ledger.span()), (2, 3));
         assert!(!ledger.is_done_already());
-        assert_eq!(ledger.take_ended(1), Some(('s', Ended::Named)));
+        assert_eq!(ledger.take_ended(1), Some(('s', true)));
         assert!(ledger.is_done_already());
         assert_eq!(ledger.take_send(), Some('s'));
         assert_eq!((ledger.sends(), ledger.span()), (0, 0));

@@ -19,7 +19,7 @@ use tracing::{debug, trace};
 use crate::{
     cm::{CmEvent, CmEvents, CmId, EventChannel, ReadDepths},
     config::{SMB_DIRECT_PORTS, VerbsConfig},
-    device::Capabilities,
+    device::Device,
     device_events::DeviceEvents,
     error::{local_error, os_error},
     ffi::{self, Functions},
@@ -181,8 +181,8 @@ impl ProviderListener for VerbsListener {
 /// entered the span of the connection.
 fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<IncomingRequest> {
     let id = id.migrate()?;
-    let capabilities = Capabilities::of_id(&id)?;
-    let wanted = wanted_read_depths(&capabilities, &config);
+    let device = Device::of_id(&id)?;
+    let wanted = wanted_read_depths(&device, &config);
     let is_iwarp = id.is_iwarp();
     // MPA revision 1 has no fields for them.
     let knows_read_depths =
@@ -190,7 +190,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
     let request = PendingRequest {
         depths: agreed_read_depths(wanted, &event, is_iwarp),
         id: Some(Arc::new(id)),
-        capabilities,
+        device,
         config,
     };
     Ok(IncomingRequest::new(
@@ -205,7 +205,7 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
 struct PendingRequest {
     id: Option<Arc<CmId>>,
     depths: ReadDepths,
-    capabilities: Capabilities,
+    device: Device,
     config: Arc<VerbsConfig>,
 }
 
@@ -216,8 +216,7 @@ impl PendingRequest {
 
     fn accept(mut self, answer: AcceptRequest) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
-        let mut queue_pair =
-            VerbsQueuePair::new(self.id().clone(), &self.config, &self.capabilities)?;
+        let mut queue_pair = VerbsQueuePair::new(self.id().clone(), &self.config, &self.device)?;
         let failed = |error: io::Error| os_error("accepting", &error);
         // The Receives are posted first, because the peer may send as soon as it is accepted.
         queue_pair.post(answer.receive);

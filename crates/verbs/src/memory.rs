@@ -12,7 +12,7 @@ use std::{
     mem::ManuallyDrop,
     ptr::NonNull,
     slice,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -20,33 +20,25 @@ use bytes::{Bytes, BytesMut};
 use crate::{
     cm::CmId,
     error::log_ffi_error,
-    ffi::{self, ibv_mr, ibv_mw, ibv_pd},
+    ffi::{self, Object, ibv_mr, ibv_mw, ibv_pd},
 };
 
 /// A protection domain: the keys of its regions and windows are valid for its queue pair only. Each
 /// connection has its own.
 pub(crate) struct Domain {
-    raw: NonNull<ibv_pd>,
+    pd: Object<ibv_pd>,
     id: Arc<CmId>,
 }
-
-// SAFETY: libibverbs is thread-safe, and a protection domain belongs to no thread.
-unsafe impl Send for Domain {}
-// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for Domain {}
 
 impl Domain {
     pub(crate) fn new(id: Arc<CmId>) -> io::Result<Arc<Self>> {
         // SAFETY: the identifier keeps its device open, so the context is valid.
-        let raw = unsafe { (id.functions().ibv_alloc_pd)(id.context()) };
-        match NonNull::new(raw) {
-            Some(raw) => Ok(Arc::new(Self { raw, id })),
-            None => Err(io::Error::last_os_error()),
-        }
+        let pd = Object::new(unsafe { (id.functions().ibv_alloc_pd)(id.context()) })?;
+        Ok(Arc::new(Self { pd, id }))
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
-        self.raw.as_ptr()
+        self.pd.raw()
     }
 }
 
@@ -54,28 +46,18 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: regions, windows and the queue pair hold their domain, so they are already
         // released.
-        let error = unsafe { (self.id.functions().ibv_dealloc_pd)(self.raw.as_ptr()) };
+        let error = unsafe { (self.id.functions().ibv_dealloc_pd)(self.raw()) };
         log_ffi_error(self.id.span(), "ibv_dealloc_pd", error);
     }
 }
-
-/// A memory region of libibverbs. [`OwnedRegion`] ties it to the memory that it spans.
-struct RawRegion {
-    raw: NonNull<ibv_mr>,
-    domain: Arc<Domain>,
-}
-
-// SAFETY: libibverbs is thread-safe, and a region belongs to no thread.
-unsafe impl Send for RawRegion {}
-// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for RawRegion {}
 
 /// Memory and its registration: the adapter may access the memory until the registration ends.
 ///
 /// If the registration cannot be ended, the memory is neither freed nor returned, because the
 /// adapter, and through it a peer, may still write to it.
 pub(crate) struct OwnedRegion<M> {
-    region: Option<RawRegion>,
+    /// The region, and the domain that it belongs to.
+    region: Option<(Object<ibv_mr>, Arc<Domain>)>,
     address: u64,
     length: usize,
     memory: ManuallyDrop<M>,
@@ -104,14 +86,12 @@ impl<M> OwnedRegion<M> {
         // SAFETY: the bytes are allocated while `memory` lives, which the new object owns; the
         // caller guarantees the rest.
         let raw = unsafe { reg_mr(domain.raw(), address.cast(), length, access) };
-        let Some(raw) = NonNull::new(raw) else {
-            return Err((memory, io::Error::last_os_error()));
+        let region = match Object::new(raw) {
+            Ok(region) => region,
+            Err(error) => return Err((memory, error)),
         };
         Ok(Self {
-            region: Some(RawRegion {
-                raw,
-                domain: domain.clone(),
-            }),
+            region: Some((region, domain.clone())),
             address: address as u64,
             length,
             memory: ManuallyDrop::new(memory),
@@ -146,7 +126,7 @@ impl<M> OwnedRegion<M> {
 
     /// Returns the memory region, if there is one.
     pub(crate) fn raw(&self) -> Option<*mut ibv_mr> {
-        self.region.as_ref().map(|region| region.raw.as_ptr())
+        self.region.as_ref().map(|(region, _)| region.raw())
     }
 
     /// Returns the key for work requests of this end, or 0 if nothing is registered.
@@ -163,10 +143,10 @@ impl<M> OwnedRegion<M> {
 
     /// Ends the registration, and returns whether the adapter can no longer access the memory.
     pub(crate) fn deregister(&mut self) -> bool {
-        if let Some(region) = self.region.take() {
+        if let Some((region, domain)) = self.region.take() {
             // SAFETY: the region was registered, and is taken and deregistered once.
-            let error = unsafe { (region.domain.id.functions().ibv_dereg_mr)(region.raw.as_ptr()) };
-            log_ffi_error(region.domain.id.span(), "ibv_dereg_mr", error);
+            let error = unsafe { (domain.id.functions().ibv_dereg_mr)(region.raw()) };
+            log_ffi_error(domain.id.span(), "ibv_dereg_mr", error);
             self.is_leaked = error != 0;
         }
         !self.is_leaked
@@ -226,15 +206,10 @@ impl<M> Drop for OwnedRegion<M> {
 
 /// A memory window of type 2, which gives a region a token that the peer can invalidate.
 pub(crate) struct Window {
-    raw: NonNull<ibv_mw>,
+    mw: Object<ibv_mw>,
     domain: Arc<Domain>,
     remote_key: u32,
 }
-
-// SAFETY: libibverbs is thread-safe, and a window belongs to no thread.
-unsafe impl Send for Window {}
-// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for Window {}
 
 impl Window {
     /// Allocates a window that is not bound to a region.
@@ -242,21 +217,20 @@ impl Window {
         let ops = domain.id.ops();
         let alloc_mw = ops.alloc_mw.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the function and the domain belong to the same device.
-        let raw = unsafe { alloc_mw(domain.raw(), ffi::IBV_MW_TYPE_2) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let mw = Object::new(unsafe { alloc_mw(domain.raw(), ffi::IBV_MW_TYPE_2) })?;
         // SAFETY: the library has set the field.
-        let allocated = unsafe { (*raw.as_ptr()).rkey };
+        let allocated = unsafe { (*mw.raw()).rkey };
         // The owner chooses the low 8 bits, and each binding needs new ones.
         let remote_key = (allocated & !0xff) | (allocated.wrapping_add(1) & 0xff);
         Ok(Self {
-            raw,
+            mw,
             domain: domain.clone(),
             remote_key,
         })
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_mw {
-        self.raw.as_ptr()
+        self.mw.raw()
     }
 
     /// Returns the token that the window has once it is bound.
@@ -269,7 +243,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(dealloc_mw) = self.domain.id.ops().dealloc_mw {
             // SAFETY: the window was allocated by the same device, and is deallocated once.
-            let error = unsafe { dealloc_mw(self.raw.as_ptr()) };
+            let error = unsafe { dealloc_mw(self.raw()) };
             log_ffi_error(self.domain.id.span(), "ibv_dealloc_mw", error);
         }
     }
@@ -291,28 +265,27 @@ const MAX_LOANS: usize = 1024;
 pub(crate) struct Pool {
     domain: Arc<Domain>,
     regions: Vec<OwnedRegion<Arc<Memory>>>,
-    /// Registered bytes, by the size of buffer.
-    registered: HashMap<usize, usize>,
-    free: Arc<Free>,
+    buffers: Arc<Buffers>,
 }
 
-/// The free buffers of a pool, by size. Loans hold it too and return their buffers to it.
+/// The buffers of a pool, by size. Loans hold it too and return their buffers to it.
 #[derive(Default)]
-struct Free {
-    slots: Mutex<HashMap<usize, FreeSlots>>,
-}
+struct Buffers(Mutex<HashMap<usize, OfSize>>);
 
-/// The free buffers of one size.
+/// The buffers of one size.
 #[derive(Default)]
-struct FreeSlots {
-    slots: Vec<Slot>,
-    /// Buffers of this size that are on loan.
+struct OfSize {
+    free: Vec<Slot>,
+    /// The number of buffers that are on loan.
     loans: usize,
+    /// The number of bytes that are registered.
+    registered: usize,
 }
 
-impl Free {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, FreeSlots>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+impl Buffers {
+    fn of_size<R>(&self, size: usize, change: impl FnOnce(&mut OfSize) -> R) -> R {
+        let mut sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(sizes.entry(size).or_default())
     }
 }
 
@@ -329,26 +302,26 @@ impl Pool {
         Self {
             domain,
             regions: Vec::new(),
-            registered: HashMap::new(),
-            free: Arc::default(),
+            buffers: Arc::default(),
         }
     }
 
     /// Returns a buffer of at least `length` bytes.
     pub(crate) fn take(&mut self, length: usize) -> io::Result<Slot> {
         let size = length.max(MIN_SLOT_BYTES).next_power_of_two();
-        if let Some(slot) = self.free.lock().entry(size).or_default().slots.pop() {
+        let free = |of_size: &mut OfSize| of_size.free.pop();
+        if let Some(slot) = self.buffers.of_size(size, free) {
             return Ok(slot);
         }
         self.grow(size)?;
-        let slot = self.free.lock().entry(size).or_default().slots.pop();
+        let slot = self.buffers.of_size(size, free);
         Ok(slot.expect("the pool has just grown"))
     }
 
     /// Registers further buffers of `size` bytes.
     fn grow(&mut self, size: usize) -> io::Result<()> {
-        let registered = self.registered.entry(size).or_default();
-        let length = size.max((*registered).clamp(MIN_REGION_BYTES, MAX_REGION_BYTES));
+        let registered = self.buffers.of_size(size, |of_size| of_size.registered);
+        let length = size.max(registered.clamp(MIN_REGION_BYTES, MAX_REGION_BYTES));
         let memory = Arc::new(Memory::new(length));
         let start = memory.start.as_ptr();
         // SAFETY: the memory is a heap allocation, which does not move. Only the owner of a slot
@@ -358,7 +331,6 @@ impl Pool {
             OwnedRegion::new(&self.domain, memory.clone(), start, length, access)
         }
         .map_err(|(_, error)| error)?;
-        *registered += length;
         let local_key = region.local_key();
         self.regions.push(region);
         let slots = (0..length / size).map(|i| Slot {
@@ -367,44 +339,38 @@ impl Pool {
             size,
             local_key,
         });
-        self.free
-            .lock()
-            .entry(size)
-            .or_default()
-            .slots
-            .extend(slots);
+        self.buffers.of_size(size, |of_size| {
+            of_size.registered += length;
+            of_size.free.extend(slots);
+        });
         Ok(())
     }
 
     /// Returns a buffer to the pool.
     pub(crate) fn put(&self, slot: Slot) {
-        self.free
-            .lock()
-            .entry(slot.size)
-            .or_default()
-            .slots
-            .push(slot);
+        self.buffers
+            .of_size(slot.size, |of_size| of_size.free.push(slot));
     }
 
     /// Returns the first `length` bytes of a buffer that the adapter has filled. They are copied or
     /// on loan; a buffer on loan returns to the pool when the bytes are dropped.
     pub(crate) fn lend(&self, slot: Slot, length: usize) -> Bytes {
         assert!(length <= slot.size, "a message fits into the posted buffer");
-        let mut free = self.free.lock();
-        let sizes = free.entry(slot.size).or_default();
-        if length <= MIN_SLOT_BYTES || sizes.loans >= MAX_LOANS {
+        let lends = self.buffers.of_size(slot.size, |of_size| {
+            let lends = length > MIN_SLOT_BYTES && of_size.loans < MAX_LOANS;
+            of_size.loans += usize::from(lends);
+            lends
+        });
+        if !lends {
             let message = Bytes::copy_from_slice(&slot.bytes()[..length]);
-            sizes.slots.push(slot);
+            self.put(slot);
             return message;
         }
-        sizes.loans += 1;
-        drop(free);
-        let loan = Loan {
+        Bytes::from_owner(Loan {
             slot: Some(slot),
             length,
-            free: self.free.clone(),
-        };
-        Bytes::from_owner(loan)
+            buffers: self.buffers.clone(),
+        })
     }
 }
 
@@ -412,7 +378,7 @@ impl Pool {
 struct Loan {
     slot: Option<Slot>,
     length: usize,
-    free: Arc<Free>,
+    buffers: Arc<Buffers>,
 }
 
 impl AsRef<[u8]> for Loan {
@@ -425,10 +391,10 @@ impl AsRef<[u8]> for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         let slot = self.slot.take().expect("only drop takes the slot");
-        let mut free = self.free.lock();
-        let sizes = free.entry(slot.size).or_default();
-        sizes.loans -= 1;
-        sizes.slots.push(slot);
+        self.buffers.of_size(slot.size, |of_size| {
+            of_size.loans -= 1;
+            of_size.free.push(slot);
+        });
     }
 }
 

@@ -6,7 +6,7 @@ use smbdirect::rdma::work::ProviderError;
 use crate::{
     cm::{CmEvent, ReadDepths},
     config::VerbsConfig,
-    device::Capabilities,
+    device::Device,
     error::local_error,
 };
 
@@ -15,8 +15,8 @@ use crate::{
 const MAX_PRIVATE_DATA_BYTES: usize = 200;
 
 /// Returns the read depths to request, or the most to accept.
-pub(crate) fn wanted_read_depths(capabilities: &Capabilities, config: &VerbsConfig) -> ReadDepths {
-    let limits = capabilities.limits(config);
+pub(crate) fn wanted_read_depths(device: &Device, config: &VerbsConfig) -> ReadDepths {
+    let limits = device.limits(config);
     let depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
     ReadDepths {
         inbound: depth(limits.max_inbound_reads),

@@ -80,16 +80,18 @@ impl Verbs {
     /// Returns the well-known ports of SMB Direct for the usable devices: 445 for InfiniBand and
     /// RoCE, 5445 for iWARP.
     pub fn ports(&self) -> Vec<u16> {
-        let usable = self
-            .devices
-            .iter()
-            .filter(|device| device.unusable.is_none());
-        let mut ports: Vec<_> = usable
+        let mut ports: Vec<_> = self
+            .usable()
             .filter_map(|device| device.transport.smb_direct_port())
             .collect();
         ports.sort_unstable();
         ports.dedup();
         ports
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &Device> {
+        let usable = |device: &&Device| device.unusable.is_none();
+        self.devices.iter().filter(usable)
     }
 }
 
@@ -107,48 +109,28 @@ fn load() -> Result<Arc<Functions>, Unavailable> {
 impl Verbs {
     /// Returns the highest limits of all usable devices.
     fn limits(&self) -> Limits {
-        let mut best = Limits {
-            max_send_queue: 0,
-            max_receive_queue: 0,
-            max_outbound_reads: 0,
-            max_inbound_reads: 0,
-            max_transfer: 0,
-            send_with_invalidate: false,
+        let limits = self.usable().map(|device| device.limits(&self.config));
+        let highest = limits.reduce(|a, b| Limits {
+            max_send_queue: a.max_send_queue.max(b.max_send_queue),
+            max_receive_queue: a.max_receive_queue.max(b.max_receive_queue),
+            max_outbound_reads: a.max_outbound_reads.max(b.max_outbound_reads),
+            max_inbound_reads: a.max_inbound_reads.max(b.max_inbound_reads),
+            max_transfer: a.max_transfer.max(b.max_transfer),
+            send_with_invalidate: a.send_with_invalidate || b.send_with_invalidate,
             packet_bytes: None,
-        };
-        let config = &self.config;
-        for device in self
-            .devices
-            .iter()
-            .filter(|device| device.unusable.is_none())
-        {
-            let queue = |wanted: u32| wanted.min(device.max_queue) as usize;
-            best.max_send_queue = best.max_send_queue.max(queue(config.send_queue));
-            best.max_receive_queue = best.max_receive_queue.max(queue(config.receive_queue));
-            let reads = device.max_outbound_reads.min(config.ord.into());
-            best.max_outbound_reads = best.max_outbound_reads.max(reads);
-            let reads = device.max_inbound_reads.min(config.ird.into());
-            best.max_inbound_reads = best.max_inbound_reads.max(reads);
-            best.send_with_invalidate |= device.send_with_invalidate;
-            for port in &device.ports {
-                best.max_transfer = best.max_transfer.max(port.max_message);
-            }
-        }
-        best
+        });
+        highest.expect("a provider has a usable device")
     }
 }
 
 impl Provider for Verbs {
     fn attributes(&self) -> ProviderAttributes {
-        let usable = |device: &&Device| device.unusable.is_none();
         ProviderAttributes {
             name: "verbs",
             default_port: self.ports().first().copied().unwrap_or(INFINIBAND_PORT),
             limits: self.limits(),
             negotiates_read_depths: self
-                .devices
-                .iter()
-                .filter(usable)
+                .usable()
                 .all(|device| device.transport != Transport::Iwarp),
         }
     }

@@ -9,12 +9,39 @@
 
 pub mod layout;
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::{
+    ffi::{c_char, c_int, c_uint, c_void},
+    io, mem,
+    ptr::NonNull,
+};
 
 use libloading::Library;
 
 /// The names of the libraries, as the runtime packages install them.
 pub const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// A pointer to an object of one of the libraries.
+pub(crate) struct Object<T>(NonNull<T>);
+
+// SAFETY: the libraries are thread-safe, and their objects belong to no thread.
+unsafe impl<T> Send for Object<T> {}
+// SAFETY: as for `Send`. The fields that this package reads do not change while an object is shared.
+unsafe impl<T> Sync for Object<T> {}
+
+impl<T> Object<T> {
+    /// Returns the object that a function has created.
+    ///
+    /// # Errors
+    /// The pointer is null, and the function has set `errno`.
+    pub(crate) fn new(raw: *mut T) -> io::Result<Self> {
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self(raw))
+    }
+
+    pub(crate) const fn raw(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
 
 /// Room for any socket address, with its alignment.
 #[repr(C, align(8))]
@@ -170,7 +197,7 @@ pub struct ibv_port_attr {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_wc {
     pub wr_id: u64,
     pub status: c_uint,
@@ -189,7 +216,7 @@ pub struct ibv_wc {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ibv_sge {
     pub addr: u64,
     pub length: u32,
@@ -220,6 +247,13 @@ pub struct ibv_send_wr {
     pub _qp_type: u64,
     /// The larger member of the union with `tso`.
     pub bind_mw: ibv_send_wr_bind_mw,
+}
+
+impl Default for ibv_send_wr {
+    fn default() -> Self {
+        // SAFETY: it consists of numbers and pointers, for which zeros are valid.
+        unsafe { mem::zeroed() }
+    }
 }
 
 #[repr(C)]
@@ -345,12 +379,8 @@ pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 
 pub const IBV_WC_SUCCESS: c_uint = 0;
 pub const IBV_WC_LOC_LEN_ERR: c_uint = 1;
-pub const IBV_WC_LOC_QP_OP_ERR: c_uint = 2;
-pub const IBV_WC_LOC_PROT_ERR: c_uint = 4;
 pub const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
-pub const IBV_WC_MW_BIND_ERR: c_uint = 6;
 pub const IBV_WC_BAD_RESP_ERR: c_uint = 7;
-pub const IBV_WC_LOC_ACCESS_ERR: c_uint = 8;
 pub const IBV_WC_REM_INV_REQ_ERR: c_uint = 9;
 pub const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
 pub const IBV_WC_REM_OP_ERR: c_uint = 11;
@@ -385,7 +415,6 @@ pub const RDMA_CM_EVENT_REJECTED: c_uint = 8;
 pub const RDMA_CM_EVENT_ESTABLISHED: c_uint = 9;
 pub const RDMA_CM_EVENT_DISCONNECTED: c_uint = 10;
 pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_uint = 11;
-pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: c_uint = 15;
 
 /// Declares the table of functions, and the code that looks them up by their C names.
 macro_rules! functions {

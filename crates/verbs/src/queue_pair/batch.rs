@@ -1,6 +1,6 @@
 //! A batch of send work requests in the form of C, chained for one call to the driver.
 
-use std::{collections::HashMap, ffi::c_int, ptr};
+use std::{collections::HashMap, ffi::c_int};
 
 use smbdirect::rdma::work::{Access, Token};
 
@@ -23,8 +23,8 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new() -> Self {
         Self {
-            requests: [const { EMPTY_SEND }; MAX_BATCH],
-            sges: [[EMPTY_SGE; 2]; MAX_BATCH],
+            requests: Default::default(),
+            sges: Default::default(),
             count: 0,
         }
     }
@@ -42,7 +42,7 @@ impl Batch {
         regions: &HashMap<Token, RegisteredBuffer>,
     ) {
         let request = &mut self.requests[self.count];
-        let mut elements = [EMPTY_SGE; 2];
+        let elements = &mut self.sges[self.count];
         let mut count = 0;
         let mut push = |address: u64, length: u32, lkey: u32| {
             elements[count] = ibv_sge {
@@ -81,7 +81,6 @@ impl Batch {
             Operation::Bind(token) => set_binding(request, &regions[token]),
         }
         request.num_sge = count as c_int;
-        self.sges[self.count] = elements;
         self.count += 1;
     }
 
@@ -118,7 +117,8 @@ fn set_binding(request: &mut ibv_send_wr, region: &RegisteredBuffer) {
     info.mw_access_flags = window_flags(region.access) as u32;
 }
 
-const fn window_flags(access: Access) -> c_int {
+/// Returns the flags of what a peer may do.
+pub(super) const fn window_flags(access: Access) -> c_int {
     let mut flags = 0;
     if access.contains(Access::REMOTE_READ) {
         flags |= ffi::IBV_ACCESS_REMOTE_READ;
@@ -128,35 +128,3 @@ const fn window_flags(access: Access) -> c_int {
     }
     flags
 }
-
-const EMPTY_SGE: ibv_sge = ibv_sge {
-    addr: 0,
-    length: 0,
-    lkey: 0,
-};
-
-const EMPTY_SEND: ibv_send_wr = ibv_send_wr {
-    wr_id: 0,
-    next: ptr::null_mut(),
-    sg_list: ptr::null_mut(),
-    num_sge: 0,
-    opcode: 0,
-    send_flags: 0,
-    invalidate_rkey: 0,
-    rdma: ffi::ibv_send_wr_rdma {
-        remote_addr: 0,
-        rkey: 0,
-    },
-    _wr: [0; 2],
-    _qp_type: 0,
-    bind_mw: ffi::ibv_send_wr_bind_mw {
-        mw: ptr::null_mut(),
-        rkey: 0,
-        bind_info: ffi::ibv_mw_bind_info {
-            mr: ptr::null_mut(),
-            addr: 0,
-            length: 0,
-            mw_access_flags: 0,
-        },
-    },
-};

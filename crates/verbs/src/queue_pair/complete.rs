@@ -7,10 +7,12 @@ use tracing::warn;
 use super::{
     Phase, VerbsQueuePair,
     batch::MAX_BATCH,
-    raw::EMPTY_COMPLETION,
     work::{Operation, RegisteredBuffer, SendEntry, Source},
 };
-use crate::ledger::{CompletionOutcome, Ended, InvalidCompletion, Invalidated, WorkCompletion};
+use crate::{
+    ffi::ibv_wc,
+    ledger::{CompletionOutcome, InvalidCompletion, Invalidated},
+};
 
 impl VerbsQueuePair {
     /// Takes one batch from the completion queue and returns whether it held anything.
@@ -18,7 +20,7 @@ impl VerbsQueuePair {
         if matches!(self.phase, Phase::Ended) {
             return false;
         }
-        let mut completions = [EMPTY_COMPLETION; MAX_BATCH];
+        let mut completions = [ibv_wc::default(); MAX_BATCH];
         let count = match self.cq.poll(&mut completions) {
             Ok(count) => count,
             Err(error) => {
@@ -28,30 +30,17 @@ impl VerbsQueuePair {
             }
         };
         for completion in &completions[..count] {
-            self.handle_completion(&WorkCompletion {
-                wr_id: completion.wr_id,
-                status: completion.status,
-                opcode: completion.opcode,
-                byte_len: completion.byte_len,
-                wc_flags: completion.wc_flags,
-                invalidated_rkey: completion.invalidated_rkey,
-            });
+            self.handle_completion(completion);
         }
         count > 0
     }
 
-    fn handle_completion(&mut self, completion: &WorkCompletion) {
+    fn handle_completion(&mut self, completion: &ibv_wc) {
         match self.ledger.match_completion(completion) {
             Ok(CompletionOutcome::Received {
                 length,
                 invalidated,
             }) => self.complete_receive(length, invalidated),
-            Ok(CompletionOutcome::Done(number)) => {
-                while let Some((entry, _)) = self.ledger.take_ended(number) {
-                    self.complete_entry(entry);
-                }
-                self.complete_unposted();
-            }
             Ok(CompletionOutcome::ReceiveFailed(failure)) => {
                 self.handle_failure(failure);
                 let (id, slot) = self
@@ -62,12 +51,15 @@ impl VerbsQueuePair {
                 self.ready
                     .push_back(Completion::Flushed { id, buffer: None });
             }
-            Ok(CompletionOutcome::Failed(number, failure)) => {
-                self.handle_failure(failure);
-                while let Some((entry, ended)) = self.ledger.take_ended(number) {
-                    match ended {
-                        Ended::Implied => self.complete_entry(entry),
-                        Ended::Named => self.flush_entry(entry),
+            Ok(CompletionOutcome::Ended(number, failure)) => {
+                if let Some(failure) = failure {
+                    self.handle_failure(failure);
+                }
+                while let Some((entry, is_named)) = self.ledger.take_ended(number) {
+                    if is_named && failure.is_some() {
+                        self.flush_entry(entry);
+                    } else {
+                        self.complete_entry(entry);
                     }
                 }
                 self.complete_unposted();
@@ -208,15 +200,10 @@ impl VerbsQueuePair {
     }
 
     fn release_source(&self, source: Source) {
-        match source {
-            Source::Nothing => {}
-            Source::Copied { slot, .. } => self.pool.put(slot),
-            Source::Gathered { header, payload } => {
-                drop(payload);
-                if let Some((slot, _)) = header {
-                    self.pool.put(slot);
-                }
-            }
+        let Source { copied, registered } = source;
+        drop(registered);
+        if let Some((slot, _)) = copied {
+            self.pool.put(slot);
         }
     }
 }

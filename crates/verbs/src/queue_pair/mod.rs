@@ -53,14 +53,14 @@ use smbdirect::rdma::{
 use tokio::{io::unix::AsyncFd, runtime::Handle, time::Sleep};
 
 use self::{
-    raw::{CompletionChannel, Cq, NewQp, Qp, RESERVED_SEND_ENTRIES},
+    raw::{CompletionChannel, Cq, Qp, RESERVED_SEND_ENTRIES},
     startup_probe::StartupProbes,
     work::{RegisteredBuffer, SendEntry},
 };
 use crate::{
     cm::{CmEvents, CmId, ReadDepths},
     config::VerbsConfig,
-    device::Capabilities,
+    device::Device,
     device_events::DeviceEvents,
     error::{local_error, memory_limit_hint},
     ledger::Ledger,
@@ -87,7 +87,7 @@ pub(crate) struct VerbsQueuePair {
     pool: Pool,
     cq: Arc<Cq>,
     domain: Arc<Domain>,
-    completions: AsyncFd<CompletionChannel>,
+    completions: AsyncFd<Arc<CompletionChannel>>,
     cm_events: Arc<CmEvents>,
     device_events: DeviceEvents,
     id: Arc<CmId>,
@@ -113,8 +113,8 @@ pub(crate) struct VerbsQueuePair {
     send_depth: usize,
     /// Completions that the driver task has not taken yet.
     ready: VecDeque<Completion>,
-    /// Work that was posted after the teardown began; it completes as flushed.
-    late: Vec<WorkRequest>,
+    /// The completions of work that was posted after the teardown began, or that could not be queued.
+    late: Vec<Completion>,
     /// Whether the notification of the completion queue is armed.
     is_armed: bool,
     /// Whether the peer is known to be connected, so that Sends may be posted to the adapter.
@@ -151,33 +151,28 @@ impl VerbsQueuePair {
     pub(crate) fn new(
         id: Arc<CmId>,
         config: &VerbsConfig,
-        capabilities: &Capabilities,
+        device: &Device,
     ) -> Result<Self, ProviderError> {
         let failed = |what: &str, error: io::Error| local_error(&format!("{what}: {error}"));
         let cm_events =
             CmEvents::new(id.channel().clone()).map_err(|e| failed("the event channel", e))?;
         let device_events = DeviceEvents::new(&id)?;
         let domain = Domain::new(id.clone()).map_err(|e| failed("a protection domain", e))?;
-        let NewQp {
-            qp,
-            cq,
-            channel,
-            cap,
-        } = Qp::create(&domain, &id, config, capabilities)?;
+        let (qp, cq, cap) = Qp::create(&domain, &id, config, device)?;
         device_events.set_objects(qp.objects());
-        let completions = channel
-            .register()
+        let completions = cq
+            .register_channel()
             .map_err(|e| failed("the completion channel", e))?;
         let limits = Limits {
             max_send_queue: (cap.max_send_wr - RESERVED_SEND_ENTRIES) as usize,
             max_receive_queue: cap.max_recv_wr as usize,
-            ..capabilities.limits(config)
+            ..device.limits(config)
         };
         Ok(Self {
             is_iwarp: id.is_iwarp(),
-            send_elements: capabilities.send_elements(),
-            has_windows: capabilities.has_windows(),
-            rebinds_on_retransmit: capabilities.rebinds_on_retransmit(),
+            send_elements: device.send_elements(),
+            has_windows: device.memory_windows,
+            rebinds_on_retransmit: device.rebinds_on_retransmit,
             runtime: Handle::current(),
             qp: Some(qp),
             ledger: Ledger::default(),
@@ -282,11 +277,11 @@ impl QueuePair for VerbsQueuePair {
             return;
         }
         if !self.accepts_work() {
-            self.late.push(work);
+            self.late.extend(work.flushed());
             return;
         }
-        if let Err((work, error)) = self.enqueue(work) {
-            self.late.push(work);
+        if let Err((flushed, error)) = self.enqueue(work) {
+            self.late.extend(flushed);
             let what = format!(
                 "memory cannot be registered: {error}{}",
                 memory_limit_hint(&error)
@@ -381,19 +376,15 @@ impl QueuePair for VerbsQueuePair {
     }
 
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
-        let region = self.regions.get(&token).ok_or(DeregisterError::Unknown)?;
-        if region.is_binding && !self.cancel_queued_binding(token) {
-            let region = self
-                .regions
-                .get_mut(&token)
-                .expect("the region is registered, as checked above");
-            region.is_deregistered = true;
-            return Err(DeregisterError::InUse);
-        }
         let mut region = self
             .regions
             .remove(&token)
-            .expect("the region is registered, as checked above");
+            .ok_or(DeregisterError::Unknown)?;
+        if region.is_binding && !self.cancel_queued_binding(token) {
+            region.is_deregistered = true;
+            self.regions.insert(token, region);
+            return Err(DeregisterError::InUse);
+        }
         region.window = None;
         region.buffer.into_memory().ok_or_else(|| {
             // The buffer is neither freed nor returned while the peer may write to it.

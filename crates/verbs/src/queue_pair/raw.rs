@@ -6,21 +6,21 @@ use std::{
     ffi::{CStr, c_int},
     io,
     os::fd::{AsRawFd, RawFd},
-    ptr::{self, NonNull},
+    ptr,
     sync::Arc,
 };
 
 use smbdirect::rdma::work::ProviderError;
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::unix::AsyncFd;
 use tracing::debug;
 
 use crate::{
     cm::{self, CmId},
     config::VerbsConfig,
-    device::Capabilities,
+    device::Device,
     error::{local_error, log_ffi_error, memory_limit_hint},
     ffi::{
-        self, Functions, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
+        self, Functions, Object, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
         ibv_recv_wr, ibv_send_wr, ibv_wc,
     },
     memory::Domain,
@@ -29,26 +29,9 @@ use crate::{
 /// Send queue entries reserved for internal work: window bindings and startup probes.
 pub(super) const RESERVED_SEND_ENTRIES: u32 = 32;
 
-/// A completion with all fields zero, to fill an array that [`Cq::poll`] writes to.
-pub(super) const EMPTY_COMPLETION: ibv_wc = ibv_wc {
-    wr_id: 0,
-    status: 0,
-    opcode: 0,
-    vendor_err: 0,
-    byte_len: 0,
-    invalidated_rkey: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: 0,
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
-
 /// A queue pair of libibverbs. While it lives the adapter may execute posted work.
 pub(super) struct Qp {
-    raw: NonNull<ibv_qp>,
+    qp: Object<ibv_qp>,
     id: Arc<CmId>,
     /// The protection domain outlives the queue pair.
     _domain: Arc<Domain>,
@@ -56,35 +39,23 @@ pub(super) struct Qp {
     _cq: Arc<Cq>,
 }
 
-// SAFETY: libibverbs is thread-safe, and a queue pair belongs to no thread.
-unsafe impl Send for Qp {}
-
-/// The objects that [`Qp::create`] creates.
-pub(super) struct NewQp {
-    pub(super) qp: Qp,
-    pub(super) cq: Arc<Cq>,
-    pub(super) channel: CompletionChannel,
-    /// The depths that were requested. The device may provide more.
-    pub(super) cap: ibv_qp_cap,
-}
-
 impl Qp {
-    /// Creates a queue pair as deep as `config` asks and the device allows, one completion queue
-    /// for both directions, and its channel.
+    /// Creates a queue pair as deep as `config` asks and the device allows, and one completion queue
+    /// for both directions. Returns them with the depths that were requested. The device may provide more.
     pub(super) fn create(
         domain: &Arc<Domain>,
         id: &Arc<CmId>,
         config: &VerbsConfig,
-        capabilities: &Capabilities,
-    ) -> Result<NewQp, ProviderError> {
-        let (most, completions) = (capabilities.max_queue(), capabilities.max_completions());
+        device: &Device,
+    ) -> Result<(Self, Arc<Cq>, ibv_qp_cap), ProviderError> {
+        let (most, completions) = (device.max_queue, device.max_completions);
         let (mut send, mut receive) = queue_depths(config, most, completions).ok_or_else(|| {
             local_error(&format!(
                 "the device's queues hold only {most} requests and {completions} completions"
             ))
         })?;
         loop {
-            let elements = capabilities.send_elements();
+            let elements = device.send_elements();
             let error = match Self::with_depths(domain, id, send, receive, elements) {
                 Ok(new) => return Ok(new),
                 Err(error) => error,
@@ -110,8 +81,8 @@ impl Qp {
         send: u32,
         receive: u32,
         send_elements: u32,
-    ) -> io::Result<NewQp> {
-        let (cq, channel) = Cq::new(id, send + receive)?;
+    ) -> io::Result<(Self, Arc<Cq>, ibv_qp_cap)> {
+        let cq = Cq::new(id, send + receive)?;
         let cap = ibv_qp_cap {
             max_send_wr: send,
             max_recv_wr: receive,
@@ -121,8 +92,8 @@ impl Qp {
         };
         let mut attributes = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
-            send_cq: cq.raw.as_ptr(),
-            recv_cq: cq.raw.as_ptr(),
+            send_cq: cq.cq.raw(),
+            recv_cq: cq.cq.raw(),
             srq: ptr::null_mut(),
             cap,
             qp_type: ffi::IBV_QPT_RC,
@@ -135,26 +106,21 @@ impl Qp {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the identifier lives, and the call above has set the field.
-        let raw = NonNull::new(unsafe { (*id.raw()).qp }).ok_or(io::ErrorKind::NotFound)?;
+        let qp = Object::new(unsafe { (*id.raw()).qp })?;
         let qp = Self {
-            raw,
+            qp,
             id: id.clone(),
             _domain: domain.clone(),
             _cq: cq.clone(),
         };
         // The library stores the depths it provides in `attributes.cap`. They may be larger; only
         // what was requested is used.
-        Ok(NewQp {
-            qp,
-            cq,
-            channel,
-            cap,
-        })
+        Ok((qp, cq, cap))
     }
 
     /// Returns the addresses of the C objects, by which asynchronous events name them.
     pub(super) fn objects(&self) -> [usize; 2] {
-        [self.raw.as_ptr() as usize, self._cq.raw.as_ptr() as usize]
+        [self.qp.raw() as usize, self._cq.cq.raw() as usize]
     }
 
     /// Posts a chain of send work requests.
@@ -167,7 +133,7 @@ impl Qp {
         let mut bad = ptr::null_mut();
         // SAFETY: the caller keeps the promise above; the function belongs to the queue pair's
         // device.
-        check_driver(unsafe { post(self.raw.as_ptr(), first, &mut bad) })
+        check_driver(unsafe { post(self.qp.raw(), first, &mut bad) })
     }
 
     /// Posts a chain of receive work requests.
@@ -179,7 +145,7 @@ impl Qp {
         let mut bad = ptr::null_mut();
         // SAFETY: the caller keeps the promise of `post_send`; the function belongs to the queue
         // pair's device.
-        check_driver(unsafe { post(self.raw.as_ptr(), first, &mut bad) })
+        check_driver(unsafe { post(self.qp.raw(), first, &mut bad) })
     }
 }
 
@@ -224,29 +190,27 @@ pub(super) fn status_text(functions: &Functions, status: u32) -> String {
 
 /// A completion queue. Each event read from its channel is acknowledged immediately.
 pub(super) struct Cq {
-    raw: NonNull<ibv_cq>,
-    channel: Arc<RawCompletionChannel>,
+    cq: Object<ibv_cq>,
+    channel: Arc<CompletionChannel>,
 }
 
-// SAFETY: libibverbs is thread-safe, and a completion queue belongs to no thread.
-unsafe impl Send for Cq {}
-// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for Cq {}
-
 impl Cq {
-    fn new(id: &Arc<CmId>, entries: u32) -> io::Result<(Arc<Self>, CompletionChannel)> {
-        let channel = Arc::new(RawCompletionChannel::new(id)?);
-        cm::set_nonblocking(channel.fd())?;
+    fn new(id: &Arc<CmId>, entries: u32) -> io::Result<Arc<Self>> {
+        let channel = Arc::new(CompletionChannel::new(id)?);
+        cm::set_nonblocking(channel.as_raw_fd())?;
         let entries = c_int::try_from(entries).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let (create, raw_channel) = (id.functions().ibv_create_cq, channel.raw.as_ptr());
+        let (create, raw_channel) = (id.functions().ibv_create_cq, channel.channel.raw());
         // SAFETY: the channel belongs to the same device and outlives the queue, which holds it.
-        let raw = unsafe { create(id.context(), entries, ptr::null_mut(), raw_channel, 0) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        let cq = Self {
-            raw,
-            channel: channel.clone(),
-        };
-        Ok((Arc::new(cq), CompletionChannel(channel)))
+        let cq = unsafe { create(id.context(), entries, ptr::null_mut(), raw_channel, 0) };
+        let cq = Object::new(cq)?;
+        Ok(Arc::new(Self { cq, channel }))
+    }
+
+    /// Registers the channel with the current runtime.
+    pub(super) fn register_channel(&self) -> io::Result<AsyncFd<Arc<CompletionChannel>>> {
+        // SAFETY: the channel keeps its file descriptor open while it lives, and always returns
+        // the same one.
+        unsafe { cm::register(self.channel.clone()) }
     }
 
     /// Takes completions and returns their number.
@@ -260,7 +224,7 @@ impl Cq {
         let most = completions.len() as c_int;
         // SAFETY: the slice has room for `most` completions; the function belongs to the queue's
         // device.
-        let count = unsafe { poll(self.raw.as_ptr(), most, completions.as_mut_ptr()) };
+        let count = unsafe { poll(self.cq.raw(), most, completions.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) if count <= completions.len() => Ok(count),
             _ => Err(io::Error::from_raw_os_error(count.wrapping_abs())),
@@ -276,7 +240,7 @@ impl Cq {
             .req_notify_cq
             .ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the function belongs to the queue's device.
-        check_driver(unsafe { arm(self.raw.as_ptr(), 0) })
+        check_driver(unsafe { arm(self.cq.raw(), 0) })
     }
 
     /// Takes an event from the channel and returns whether there was one.
@@ -285,18 +249,14 @@ impl Cq {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel lives, and both out-parameters point to pointers.
         let result = unsafe {
-            (functions.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut cq, &mut context)
+            (functions.ibv_get_cq_event)(self.channel.channel.raw(), &mut cq, &mut context)
         };
         if result == 0 {
             // SAFETY: this is the only queue of the channel, and one event was taken.
-            unsafe { (functions.ibv_ack_cq_events)(self.raw.as_ptr(), 1) };
+            unsafe { (functions.ibv_ack_cq_events)(self.cq.raw(), 1) };
             return Ok(true);
         }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-            _ => Err(error),
-        }
+        cm::read_error().map_or(Ok(false), Err)
     }
 }
 
@@ -304,63 +264,40 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: the queue pair holds its completion queue, so it is already destroyed; every
         // event is acknowledged.
-        let error = unsafe { (self.channel.id.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
+        let error = unsafe { (self.channel.id.functions().ibv_destroy_cq)(self.cq.raw()) };
         log_ffi_error(self.channel.id.span(), "ibv_destroy_cq", error);
     }
 }
 
 /// The channel on which a completion queue announces completions.
-struct RawCompletionChannel {
-    raw: NonNull<ibv_comp_channel>,
+pub(super) struct CompletionChannel {
+    channel: Object<ibv_comp_channel>,
     id: Arc<CmId>,
 }
 
-// SAFETY: libibverbs is thread-safe, and a channel belongs to no thread.
-unsafe impl Send for RawCompletionChannel {}
-// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
-unsafe impl Sync for RawCompletionChannel {}
-
-impl RawCompletionChannel {
+impl CompletionChannel {
     fn new(id: &Arc<CmId>) -> io::Result<Self> {
         // SAFETY: the identifier keeps its device open, so the context is valid.
-        let raw = unsafe { (id.functions().ibv_create_comp_channel)(id.context()) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let channel = unsafe { (id.functions().ibv_create_comp_channel)(id.context()) };
         Ok(Self {
-            raw,
+            channel: Object::new(channel)?,
             id: id.clone(),
         })
-    }
-
-    fn fd(&self) -> RawFd {
-        // SAFETY: the library set the field when it created the channel and does not change it.
-        unsafe { (*self.raw.as_ptr()).fd }
-    }
-}
-
-impl Drop for RawCompletionChannel {
-    fn drop(&mut self) {
-        // SAFETY: the completion queue holds its channel, so it is already destroyed.
-        let error = unsafe { (self.id.functions().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
-        log_ffi_error(self.id.span(), "ibv_destroy_comp_channel", error);
-    }
-}
-
-/// A completion channel as a file descriptor for tokio.
-pub(super) struct CompletionChannel(Arc<RawCompletionChannel>);
-
-impl CompletionChannel {
-    /// Registers the channel with the current runtime.
-    pub(super) fn register(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: the channel keeps its file descriptor open while it lives, and always returns
-        // the same one.
-        let registered = unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) };
-        registered.map_err(io::Error::from)
     }
 }
 
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.fd()
+        // SAFETY: the library set the field when it created the channel and does not change it.
+        unsafe { (*self.channel.raw()).fd }
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        // SAFETY: the completion queue holds its channel, so it is already destroyed.
+        let error = unsafe { (self.id.functions().ibv_destroy_comp_channel)(self.channel.raw()) };
+        log_ffi_error(self.id.span(), "ibv_destroy_comp_channel", error);
     }
 }
 

@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Sleep, sleep},
-};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// How long an iWARP peer may be silent before a startup probe, and between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -36,12 +33,11 @@ impl StartupProbes {
         }
     }
 
-    /// Returns `Ready` when a probe is due, and starts the timer of the next in `runtime`.
-    pub(super) fn poll_due(&mut self, runtime: &Handle, context: &mut Context<'_>) -> Poll<()> {
+    /// Returns `Ready` when a probe is due, and starts the timer of the next.
+    pub(super) fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<()> {
         std::task::ready!(self.timer.as_mut().poll(context));
         self.left -= 1;
-        let _runtime = runtime.enter();
-        self.timer = Box::pin(sleep(PROBE_INTERVAL));
+        self.timer.as_mut().reset(Instant::now() + PROBE_INTERVAL);
         Poll::Ready(())
     }
 

@@ -4,12 +4,12 @@
 use std::{io, ptr};
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::rdma::work::{Access, ProviderErrorKind, RemoteAddress, Token, WorkId, WorkRequest};
+use smbdirect::rdma::work::{Access, Completion, ProviderErrorKind, Token, WorkId, WorkRequest};
 use tracing::debug;
 
 use super::{
     Phase, VerbsQueuePair,
-    batch::{Batch, MAX_BATCH},
+    batch::{Batch, MAX_BATCH, window_flags},
     work::{Operation, RegisteredBuffer, SendEntry, Source, request_length},
 };
 use crate::{
@@ -129,112 +129,86 @@ impl VerbsQueuePair {
     /// Copies or registers the memory of `work` and queues it; Receives are posted immediately.
     ///
     /// # Errors
-    /// The memory cannot be registered. The work is returned with the buffer of a Read; the count
-    /// of Receives is what remains to be posted.
-    pub(super) fn enqueue(&mut self, work: WorkRequest) -> Result<(), (WorkRequest, io::Error)> {
-        match work {
+    /// The memory cannot be registered. The completions of what was not queued are returned.
+    pub(super) fn enqueue(
+        &mut self,
+        work: WorkRequest,
+    ) -> Result<(), (Vec<Completion>, io::Error)> {
+        let flushed = |id, buffer| vec![Completion::Flushed { id, buffer }];
+        let (id, operation) = match work {
             WorkRequest::Receive { id, length, count } => {
-                for left in (1..=count).rev() {
-                    let posted = self.post_receive(id, length);
-                    let count = left;
-                    posted.map_err(|error| (WorkRequest::Receive { id, length, count }, error))?;
+                for count in (1..=count).rev() {
+                    let left = WorkRequest::Receive { id, length, count };
+                    self.post_receive(id, length)
+                        .map_err(|error| (left.flushed().collect(), error))?;
                 }
+                return Ok(());
             }
             WorkRequest::Send {
                 id,
                 header,
                 payload,
                 invalidate,
-            } => match self.source(header.as_slice(), payload) {
-                Ok(source) => self.queue.push_back(SendEntry {
-                    id: Some(id),
-                    operation: Operation::Send { source, invalidate },
-                }),
-                Err(error) => {
-                    let payload = Bytes::new();
-                    return Err((
-                        WorkRequest::Send {
-                            id,
-                            header,
-                            payload,
-                            invalidate,
-                        },
-                        error,
-                    ));
-                }
-            },
-            WorkRequest::Write { id, data, to } => match self.source(&[], data) {
-                Ok(source) => self.queue.push_back(SendEntry {
-                    id: Some(id),
-                    operation: Operation::Write { source, to },
-                }),
-                Err(error) => {
-                    let data = Bytes::new();
-                    return Err((WorkRequest::Write { id, data, to }, error));
-                }
-            },
-            WorkRequest::Read { id, from, into } => {
-                self.enqueue_read(id, from, into)
-                    .map_err(|(into, error)| (WorkRequest::Read { id, from, into }, error))?;
+            } => {
+                let source = self.source(header.as_slice(), payload);
+                let source = source.map_err(|error| (flushed(id, None), error))?;
+                (id, Operation::Send { source, invalidate })
             }
-        }
+            WorkRequest::Write { id, data, to } => {
+                let source = self.source(&[], data);
+                let source = source.map_err(|error| (flushed(id, None), error))?;
+                (id, Operation::Write { source, to })
+            }
+            WorkRequest::Read { id, from, into } => {
+                let into = self.sink(into);
+                let into = into.map_err(|(into, error)| (flushed(id, Some(into)), error))?;
+                (id, Operation::Read { into, from })
+            }
+        };
+        let id = Some(id);
+        self.queue.push_back(SendEntry { id, operation });
         Ok(())
     }
 
-    fn enqueue_read(
-        &mut self,
-        id: WorkId,
-        from: RemoteAddress,
-        into: BytesMut,
-    ) -> Result<(), (BytesMut, io::Error)> {
-        let length = match request_length(into.len()) {
-            Ok(length) => length,
-            Err(error) => return Err((into, error)),
-        };
-        let into = match length {
-            0 => OwnedRegion::unregistered(into),
-            _ => {
+    /// Returns the buffer of a Read, registered unless it is empty.
+    fn sink(&self, into: BytesMut) -> Result<OwnedRegion<BytesMut>, (BytesMut, io::Error)> {
+        match request_length(into.len()) {
+            Ok(0) => Ok(OwnedRegion::unregistered(into)),
+            Ok(_) => {
                 // Over iWARP the response to a Read is a Write by the peer.
                 let access = if self.is_iwarp {
                     ffi::IBV_ACCESS_LOCAL_WRITE | ffi::IBV_ACCESS_REMOTE_WRITE
                 } else {
                     ffi::IBV_ACCESS_LOCAL_WRITE
                 };
-                OwnedRegion::of_buffer(&self.domain, into, access)?
+                OwnedRegion::of_buffer(&self.domain, into, access)
             }
-        };
-        self.queue.push_back(SendEntry {
-            id: Some(id),
-            operation: Operation::Read { into, from },
-        });
-        Ok(())
+            Err(error) => Err((into, error)),
+        }
     }
 
     /// Returns the source of a Send or Write: bytes that are copied if they are few, else
     /// registered in place.
     fn source(&mut self, header: &[u8], payload: Bytes) -> io::Result<Source> {
-        let length = request_length(header.len().saturating_add(payload.len()))?;
+        request_length(header.len().saturating_add(payload.len()))?;
+        let in_place =
+            payload.len() > COPY_THRESHOLD_BYTES && (header.is_empty() || self.send_elements > 1);
+        let registered = in_place
+            .then(|| self.register_payload(payload.clone()))
+            .flatten();
+        let rest: &[u8] = if registered.is_some() { &[] } else { &payload };
+        let length = header.len() + rest.len();
         if length == 0 {
-            return Ok(Source::Nothing);
+            return Ok(Source {
+                copied: None,
+                registered,
+            });
         }
-        if payload.len() > COPY_THRESHOLD_BYTES
-            && (header.is_empty() || self.send_elements > 1)
-            && let Some(payload) = self.register_payload(payload.clone())
-        {
-            let header = match header {
-                [] => None,
-                header => {
-                    let mut slot = self.pool.take(header.len())?;
-                    slot.bytes_mut()[..header.len()].copy_from_slice(header);
-                    Some((slot, header.len() as u32))
-                }
-            };
-            return Ok(Source::Gathered { header, payload });
-        }
-        let mut slot = self.pool.take(length as usize)?;
+        let mut slot = self.pool.take(length)?;
         slot.bytes_mut()[..header.len()].copy_from_slice(header);
-        slot.bytes_mut()[header.len()..length as usize].copy_from_slice(&payload);
-        Ok(Source::Copied { slot, length })
+        slot.bytes_mut()[header.len()..length].copy_from_slice(rest);
+        let copied = Some((slot, length as u32));
+        Ok(Source { copied, registered })
     }
 
     /// Registers a payload for reading by the adapter. Returns `None` if the adapter refuses, which
@@ -258,13 +232,10 @@ impl VerbsQueuePair {
         if buffer.is_empty() {
             return Ok((OwnedRegion::unregistered(buffer), None));
         }
-        let mut flags = 0;
-        if access.contains(Access::REMOTE_READ) {
-            flags |= ffi::IBV_ACCESS_REMOTE_READ;
-        }
+        let mut flags = window_flags(access);
         if access.contains(Access::REMOTE_WRITE) {
             // Verbs grant remote write access only together with local write access.
-            flags |= ffi::IBV_ACCESS_REMOTE_WRITE | ffi::IBV_ACCESS_LOCAL_WRITE;
+            flags |= ffi::IBV_ACCESS_LOCAL_WRITE;
         }
         // Without windows, software iWARP lets a peer invalidate plain regions.
         let invalidates_regions = self.is_iwarp && !self.has_windows;

@@ -187,9 +187,7 @@ impl VerbsQueuePair {
         for entry in std::mem::take(&mut self.queue) {
             self.flush_entry(entry);
         }
-        for work in std::mem::take(&mut self.late) {
-            self.ready.extend(work.flushed());
-        }
+        self.ready.extend(self.late.drain(..));
         self.ready.push_back(Completion::Disconnected(how));
         self.set_phase(Phase::Ended, None);
     }

@@ -79,7 +79,7 @@ impl VerbsQueuePair {
         let Some(probes) = &mut self.startup_probes else {
             return false;
         };
-        if probes.poll_due(&self.runtime, context).is_pending() {
+        if probes.poll_due(context).is_pending() {
             return false;
         }
         if probes.is_finished() {

@@ -35,17 +35,12 @@ pub(super) enum Operation {
 }
 
 /// The place of the bytes of a Send or Write.
-pub(super) enum Source {
-    /// There are no bytes.
-    Nothing,
-    /// Header and payload were copied into a buffer of the pool.
-    Copied { slot: Slot, length: u32 },
-    /// The header of a Send was copied into a buffer of the pool; the payload is registered in
-    /// place.
-    Gathered {
-        header: Option<(Slot, u32)>,
-        payload: OwnedRegion<Bytes>,
-    },
+#[derive(Default)]
+pub(super) struct Source {
+    /// A buffer of the pool to which the first bytes were copied, and their number.
+    pub(super) copied: Option<(Slot, u32)>,
+    /// The payload after them, which is registered in place.
+    pub(super) registered: Option<OwnedRegion<Bytes>>,
 }
 
 /// A buffer that is registered for the peer.
@@ -77,7 +72,7 @@ impl SendEntry {
             token: Token(0),
             offset: 0,
         };
-        let source = Source::Nothing;
+        let source = Source::default();
         Self {
             id: None,
             operation: Operation::Write { source, to },
@@ -114,27 +109,24 @@ impl SendEntry {
 
 impl Source {
     fn length(&self) -> usize {
-        match self {
-            Self::Nothing => 0,
-            Self::Copied { length, .. } => *length as usize,
-            Self::Gathered { header, payload } => {
-                header.as_ref().map_or(0, |(_, length)| *length as usize) + payload.length()
-            }
-        }
+        let copied = self
+            .copied
+            .as_ref()
+            .map_or(0, |(_, length)| *length as usize);
+        copied + self.registered.as_ref().map_or(0, OwnedRegion::length)
     }
 
     /// Calls `push` with address, length and local key of each scatter/gather element.
     pub(super) fn elements(&self, push: &mut impl FnMut(u64, u32, u32)) {
-        match self {
-            Self::Nothing => {}
-            Self::Copied { slot, length } => push(slot.address(), *length, slot.local_key()),
-            Self::Gathered { header, payload } => {
-                if let Some((slot, length)) = header {
-                    push(slot.address(), *length, slot.local_key());
-                }
-                let length = payload.length() as u32;
-                push(payload.address(), length, payload.local_key());
-            }
+        if let Some((slot, length)) = &self.copied {
+            push(slot.address(), *length, slot.local_key());
+        }
+        if let Some(payload) = &self.registered {
+            push(
+                payload.address(),
+                payload.length() as u32,
+                payload.local_key(),
+            );
         }
     }
 }
