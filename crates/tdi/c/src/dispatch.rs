@@ -250,8 +250,13 @@ unsafe fn disconnect(file: &File, request: RequestKernel) -> Result<Start, Statu
     let flags = DisconnectFlags::from_bits_retain(request.flags);
     // SAFETY: the caller promises that the time-out is null or valid.
     let timeout = unsafe { timeout(&request) };
+    let returned = Returned::new(request.return_connection_information.cast());
     Ok(Box::new(move |request| {
         endpoint.request_then(Operation::Disconnect { flags, timeout }, move |result| {
+            if result.is_ok() {
+                // SAFETY: the information belongs to the transport until the request completes.
+                unsafe { returned.write(None) };
+            }
             request.complete((result.err().unwrap_or(Status::SUCCESS), 0));
         });
         None

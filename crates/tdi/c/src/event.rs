@@ -4,6 +4,7 @@
 //! about to wake others. That is harmless, because waking needs only the address and reads no memory.
 
 use std::{
+    cell::UnsafeCell,
     ffi::c_void,
     ptr,
     sync::atomic::{AtomicI32, Ordering},
@@ -179,7 +180,7 @@ pub(crate) fn windows_time(time: SystemTime) -> i64 {
 }
 
 /// A thread of a client, which is signaled when it has ended.
-pub(crate) struct Thread(*mut KEvent);
+pub(crate) struct Thread(UnsafeCell<KEvent>);
 
 // SAFETY: all accesses to the object are atomic.
 unsafe impl Send for Thread {}
@@ -188,18 +189,11 @@ unsafe impl Sync for Thread {}
 
 impl Thread {
     pub(crate) fn new() -> Self {
-        Self(Box::into_raw(Box::new(KEvent::new(THREAD_OBJECT))))
+        Self(UnsafeCell::new(KEvent::new(THREAD_OBJECT)))
     }
 
     pub(crate) const fn object(&self) -> *mut KEvent {
-        self.0
-    }
-}
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        // SAFETY: the object was allocated as a box, and nothing refers to it any more.
-        drop(unsafe { Box::from_raw(self.0) });
+        self.0.get()
     }
 }
 

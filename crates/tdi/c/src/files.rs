@@ -1,6 +1,7 @@
 //! Handles and objects: the files of addresses, connection endpoints and control channels, and threads.
 
 use std::{
+    cell::UnsafeCell,
     collections::HashMap,
     ffi::c_void,
     mem, ptr,
@@ -26,7 +27,7 @@ pub(crate) struct File {
     pub(crate) device: &'static Device,
     pub(crate) body: Body,
     /// The FILE_OBJECT that clients see.
-    object: *mut FileObject,
+    object: UnsafeCell<FileObject>,
     /// The requests that have not completed.
     pending: Mutex<usize>,
     idle: Condvar,
@@ -45,7 +46,7 @@ pub(crate) enum Body {
     ControlChannel,
 }
 
-// SAFETY: the object is allocated here, and its fields are not read.
+// SAFETY: the fields of the object are not read.
 unsafe impl Send for File {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for File {}
@@ -61,7 +62,7 @@ impl Object {
     /// Returns the object that clients see.
     fn pointer(&self) -> *mut c_void {
         match self {
-            Self::File(file) => file.object.cast(),
+            Self::File(file) => file.object.get().cast(),
             Self::Thread(thread) => thread.object().cast(),
         }
     }
@@ -129,11 +130,10 @@ impl File {
         object.size = size_of::<FileObject>() as i16;
         object.device_object = device.object();
         object.fs_context2 = kind as *mut c_void;
-        let object = Box::into_raw(Box::new(object));
         let file = Arc::new(Self {
             device,
             body,
-            object,
+            object: UnsafeCell::new(object),
             pending: Mutex::new(0),
             idle: Condvar::new(),
         });
@@ -206,13 +206,6 @@ impl File {
         let pending = lock(&self.pending);
         let pending = self.idle.wait_while(pending, |pending| *pending > 0);
         drop(pending.unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        // SAFETY: the object was allocated as a box in `open`, and no client has a reference to it any more.
-        drop(unsafe { Box::from_raw(self.object) });
     }
 }
 

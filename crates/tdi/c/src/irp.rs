@@ -303,7 +303,10 @@ unsafe fn finish(irp: *mut Irp) {
 }
 
 /// A request that the transport has. Its IRP completes when it is dropped at the latest.
-pub(crate) struct Request {
+pub(crate) struct Request(Option<Completion>);
+
+/// The completion of a request.
+struct Completion {
     irp: *mut Irp,
     /// The file that waits for the request before it is closed.
     file: Arc<File>,
@@ -311,8 +314,8 @@ pub(crate) struct Request {
     outcome: Outcome,
 }
 
-// SAFETY: the IRP belongs to the transport until the request completes.
-unsafe impl Send for Request {}
+// SAFETY: the IRP belongs to the transport until `run` returns it to the client.
+unsafe impl Send for Completion {}
 
 impl Request {
     /// Takes over an IRP within `IoCallDriver`.
@@ -342,24 +345,25 @@ impl Request {
         lock(&SUBMITTED).insert(irp as usize, progress.clone());
         // SAFETY: the caller promises a valid IRP. It may complete at any time from now on, so it is marked here.
         unsafe { (*(*irp).current_stack_location).control |= SL_PENDING_RETURNED };
-        Self {
+        Self(Some(Completion {
             irp,
             file,
             progress,
             outcome: (Status::CANCELLED, 0),
-        }
+        }))
     }
 
     /// Returns the file of the request.
-    pub(crate) const fn file(&self) -> &Arc<File> {
-        &self.file
+    pub(crate) fn file(&self) -> &Arc<File> {
+        let completion = self.0.as_ref();
+        &completion.expect("only `drop` takes the completion").file
     }
 
     /// Returns what completes a request that establishes a connection: the address of the peer is returned, too.
     pub(crate) fn establishes(self, returned: Returned) -> impl FnOnce(Result<(), Status>) + Send {
         move |result| {
             if result.is_ok() {
-                let endpoint = self.file.endpoint();
+                let endpoint = self.file().endpoint();
                 let peer = endpoint.and_then(|endpoint| endpoint.peer_addr());
                 // SAFETY: the information belongs to the transport until the request completes.
                 unsafe { returned.write(peer.ok()) };
@@ -370,7 +374,9 @@ impl Request {
 
     /// Completes the request.
     pub(crate) fn complete(mut self, outcome: Outcome) {
-        self.outcome = outcome;
+        if let Some(completion) = &mut self.0 {
+            completion.outcome = outcome;
+        }
     }
 }
 
@@ -385,16 +391,13 @@ impl Drop for Request {
     /// Completes the IRP, at DISPATCH_LEVEL after the call that has led here. The caller may be a routine that submits the
     /// next request, and would be called inside itself, or may hold a lock that the routine needs.
     fn drop(&mut self) {
-        let completion = Completion {
-            irp: self.irp,
-            file: self.file.clone(),
-            progress: self.progress.clone(),
-            outcome: self.outcome,
+        let Some(completion) = self.0.take() else {
+            return;
         };
         if !is_at_dispatch_level() {
             return completion.run();
         }
-        let mut step = lock(&self.progress.0);
+        let mut step = lock(&completion.progress.0);
         if step.is_in_call() {
             *step = Step::Pending(None);
         }
@@ -402,17 +405,6 @@ impl Drop for Request {
         runtime().spawn(async move { completion.run() });
     }
 }
-
-/// The completion of a request.
-struct Completion {
-    irp: *mut Irp,
-    file: Arc<File>,
-    progress: Progress,
-    outcome: Outcome,
-}
-
-// SAFETY: the IRP belongs to the transport until `run` returns it to the client.
-unsafe impl Send for Completion {}
 
 impl Completion {
     fn run(self) {

@@ -1,6 +1,6 @@
 //! The answers to TDI_QUERY_INFORMATION, as the bytes of the structures in `tdi.h`.
 
-use smbdirect_tdi::{ConnectionInfo, EndpointState, ProviderInfo, ProviderStatistics, Status};
+use smbdirect_tdi::{ConnectionInfo, ProviderInfo, ProviderStatistics, Status};
 
 use crate::{address, device::Device, event::windows_time, files::File};
 
@@ -92,18 +92,9 @@ fn provider(info: &ProviderInfo) -> Vec<u8> {
 }
 
 fn connection(info: &ConnectionInfo) -> Vec<u8> {
-    let state = match info.state {
-        EndpointState::Idle => 0_u32,
-        EndpointState::Associated => 1,
-        EndpointState::Connecting => 2,
-        EndpointState::Listening => 3,
-        EndpointState::Offered => 4,
-        EndpointState::Accepting => 5,
-        EndpointState::Connected => 6,
-        EndpointState::Releasing => 7,
-    };
     let mut fields = Fields::default();
-    fields.ulong(state).ulong(0_u32);
+    // The states are numbered in the order of their declaration.
+    fields.ulong(info.state as u32).ulong(0_u32);
     fields.ulongs(&[info.transmitted_tsdus, info.received_tsdus, 0, 0]);
     // The throughput and the delay are not measured.
     fields.large(0).large(0);
@@ -166,6 +157,16 @@ mod tests {
     use smbdirect_tdi::{Transport, TransportSettings};
 
     use super::*;
+
+    /// `docs/tdi-c.md` lists the numbers.
+    #[test]
+    fn states_have_their_numbers() {
+        use smbdirect_tdi::EndpointState::*;
+        let states = [
+            Idle, Associated, Connecting, Listening, Offered, Accepting, Connected, Releasing,
+        ];
+        assert_eq!(states.map(|state| state as u32), [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
 
     #[test]
     fn answers_have_the_sizes_of_the_structures() {

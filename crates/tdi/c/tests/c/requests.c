@@ -265,7 +265,8 @@ static NTSTATUS NTAPI SeesPending(PDEVICE_OBJECT DeviceObject, PIRP Irp, PVOID C
   return STATUS_SUCCESS;
 }
 
-/* What a driver learns of an IRP that it passes on, what ends an IRP that was reused, and a time-out of 0. */
+/* What a driver learns of an IRP that it passes on, what ends an IRP that was reused, a time-out of 0, and what a
+ * disconnect returns. */
 static void Stacks(PPAIR Pair) {
   SUBMITTED submitted, listen;
   TDI_CONNECTION_INFORMATION information;
@@ -312,8 +313,13 @@ static void Stacks(PPAIR Pair) {
   irp->UserIosb = &submitted.Status;
   submitted.Irp = irp;
   submitted.Mdl = NULL;
-  TdiBuildDisconnect(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL, NULL, TDI_DISCONNECT_ABORT, NULL, NULL);
+  /* No peer sends user data. */
+  information.UserDataLength = 77;
+  information.OptionsLength = 77;
+  TdiBuildDisconnect(irp, Pair->Here.Device, Pair->Here.File, NULL, NULL, NULL, TDI_DISCONNECT_ABORT, NULL,
+                     &information);
   CHECK_STATUS(Run(&Pair->Here, &submitted), STATUS_SUCCESS);
+  CHECK(information.UserDataLength == 0 && information.OptionsLength == 0);
 }
 
 /* The address of a connection is that of its end. */
