@@ -127,6 +127,9 @@ pub(crate) struct VerbsQueuePair {
     device_fault: Option<ProviderError>,
     /// The deadline of the current phase.
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Whether no poll has waited since the phase began. Until then nothing wakes the driver task for the next step or
+    /// the deadline of the phase.
+    is_phase_new: bool,
 }
 
 /// How far the connection has come towards its end.
@@ -200,6 +203,7 @@ impl VerbsQueuePair {
             phase: Phase::Open,
             device_fault: None,
             deadline: None,
+            is_phase_new: false,
         })
     }
 
@@ -318,7 +322,7 @@ impl QueuePair for VerbsQueuePair {
     }
 
     fn needs_poll(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || self.is_phase_new
     }
 
     fn disconnect(&mut self, how: Teardown) {

@@ -52,6 +52,7 @@ impl VerbsQueuePair {
 
     /// Enters a phase, and sets its deadline.
     pub(super) fn set_phase(&mut self, phase: Phase, limit: Option<Duration>) {
+        self.is_phase_new = !matches!(phase, Phase::Ended);
         self.phase = phase;
         let _runtime = self.runtime.enter();
         self.deadline = limit.map(|limit| Box::pin(sleep(limit)));

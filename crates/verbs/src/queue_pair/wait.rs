@@ -15,6 +15,7 @@ impl VerbsQueuePair {
     /// Waits for a completion, an event or a timer. Returns `Ready` if there may be something to
     /// do.
     pub(super) fn poll_wait(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.is_phase_new = false;
         if let Poll::Ready(event) = self.cm_events.poll_next(context) {
             self.handle_cm_event(event);
             return Poll::Ready(());
