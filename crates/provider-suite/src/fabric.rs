@@ -145,6 +145,7 @@ impl Fabric {
             pair.active.send("you may");
             pair.until("a beginning", |_, p| p.messages.pop_front())
                 .await;
+            pair.settle().await;
             pair.passive.receive(FIRST_RECEIVE);
         }
         pair
