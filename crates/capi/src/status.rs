@@ -12,7 +12,7 @@ use smbdirect::{
         work::{ProviderError, ProviderErrorKind},
     },
 };
-use smbdirect_transport::{Curable, Setting, explain_end};
+use smbdirect_transport::{Error, Setting, explain_end};
 use thiserror::Error;
 
 /// The call did what it was asked for.
@@ -119,10 +119,10 @@ impl Failure {
 
     /// Replaces the text by one that names the address and what to try, and the setting that may help if there is room.
     /// `timeout` is the setting of the time that the failed step could take.
-    pub(crate) fn explained(mut self, error: &anyhow::Error, timeout: &str) -> Self {
-        self.message = format!("{error:#}");
-        if let Some(curable) = error.downcast_ref::<Curable>() {
-            let setting = match curable.setting() {
+    pub(crate) fn explained(mut self, error: &Error, timeout: &str) -> Self {
+        self.message = error.to_string();
+        if let Some(setting) = error.setting() {
+            let setting = match setting {
                 Setting::ConnectTimeout => format!(" ({timeout})"),
                 Setting::Kind => " (transport)".into(),
                 Setting::UdpPort => " (udp_port, peer_udp_port)".into(),

@@ -233,7 +233,7 @@ impl Conform {
         let mut settings = self.options.rdma(Some(&self.connect));
         settings.iwarp.tap = captures.tap();
         settings.roce.tap = captures.datagram_tap();
-        Rdma::at(settings, self.address())
+        Ok(Rdma::at(settings, self.address())?)
     }
 
     fn address(&self) -> &Address {

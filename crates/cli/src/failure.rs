@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use anyhow::{Error, Result};
 use serde::Serialize;
-use smbdirect_transport::ResolveError;
+use smbdirect_transport::{self as transport, Cause, ResolveError};
 use thiserror::Error as ThisError;
 
 use crate::signals::Interruption;
@@ -90,10 +90,9 @@ pub(crate) fn kind(error: &Error) -> Kind {
         return Kind::Interrupted;
     }
     let failure: Option<&Failure> = error.downcast_ref();
-    if failure
-        .map_or(error, |failure| &failure.error)
-        .is::<ResolveError>()
-    {
+    let inner = failure.map_or(error, |failure| &failure.error);
+    let of_name = |error: &transport::Error| error.cause() == Cause::Name;
+    if inner.is::<ResolveError>() || inner.downcast_ref().is_some_and(of_name) {
         return Kind::Name;
     }
     if let Some(failure) = failure {

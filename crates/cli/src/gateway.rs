@@ -11,13 +11,12 @@ mod listeners;
 mod output;
 mod reload;
 mod services;
-mod transparent;
 mod upgrade;
 
 use std::{env, future::Future, path::PathBuf, pin::pin, time::Duration};
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use smbdirect_gateway::{
     Protocol,
     observe::{Access, Registry, Server},
@@ -38,29 +37,10 @@ use crate::{
 use cluster::{Addresses, ClientOptions, Limit, ServerOptions, seconds_or_never};
 use file::{Given, ONLY_SERVICE, SettingsFile};
 use services::Services;
-use transparent::Transparent;
 use upgrade::{Knowledge, Predecessor, Successor};
 
 #[cfg(target_os = "linux")]
 pub(crate) use upgrade::start_new_process;
-
-/// The protocol that transports SMB messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// SMB Direct, [MS-SMBD]
-    Smbdirect,
-    /// SMB over TCP, as on port 445
-    Tcp,
-}
-
-impl From<Kind> for Protocol {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Smbdirect => Self::SmbDirect,
-            Kind::Tcp => Self::Tcp,
-        }
-    }
-}
 
 /// Carry SMB between SMB Direct and TCP
 ///
@@ -105,11 +85,11 @@ pub(crate) struct Gateway {
 
     /// Protocol of the clients
     #[arg(long, value_enum, value_name = "KIND", default_value = "smbdirect")]
-    from: Kind,
+    from: Protocol,
 
     /// Protocol of the server
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
-    to: Kind,
+    to: Protocol,
 
     /// Maximum number of concurrent connections
     ///
@@ -257,7 +237,6 @@ impl Gateway {
         let of_process = &planned[0].options;
         options::set_verbosity(of_process.options.verbose);
         let report = Report::new(of_process.options.json);
-        let transparent = Transparent::of(&planned);
         if let (true, Some(file)) = (is_check, &file) {
             for one in &planned {
                 let settings = one.options.settings()?;
@@ -266,7 +245,6 @@ impl Gateway {
                     .iter()
                     .for_each(|text| report.line(format_args!("{}: {text}", one.name)));
             }
-            transparent.warn_of_missing_routes().await;
             report.line(format_args!("{} is valid", file.name()));
             return Ok(true);
         }
@@ -297,8 +275,6 @@ impl Gateway {
             } => started?,
             () = interrupted.wait() => return Ok(true),
         };
-        // It does not delay clients.
-        tokio::spawn(transparent.warn_of_missing_routes());
         serve(signals, services, server).await?;
         Ok(true)
     }

@@ -93,6 +93,7 @@ pub(crate) async fn bind_path(
         let why = match error.kind() {
             io::ErrorKind::AddrInUse => "another process serves there".into(),
             io::ErrorKind::AlreadyExists => "it exists and is not a socket".into(),
+            io::ErrorKind::InvalidInput => "the path of a socket may not be so long".into(),
             io::ErrorKind::Unsupported => "sockets with a path are for Unix".into(),
             _ => report::plain(&error),
         };

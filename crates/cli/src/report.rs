@@ -16,7 +16,7 @@ use clap::builder::StyledStr;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use jiff::Timestamp;
 use serde::Serialize;
-use smbdirect_transport::{Curable, Setting};
+use smbdirect_transport::Setting;
 pub(crate) use smbdirect_transport::{
     NegotiatedReport, VERSION,
     text::{bytes, count, per_second, plain, plural, printable, rate, time},
@@ -232,13 +232,13 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut text = printable(&format!("{error:#}"));
     let failure: Option<&Failure> = error.downcast_ref();
     let inner = failure.map_or(error, |failure| &failure.error);
-    if let Some(curable) = inner.downcast_ref::<Curable>() {
-        text += match curable.setting() {
-            Setting::ConnectTimeout => " (--connect-timeout)",
-            Setting::Kind => " (--transport)",
-            Setting::UdpPort => " (--udp-port)",
-        };
-    }
+    let of_transport: Option<&smbdirect_transport::Error> = inner.downcast_ref();
+    text += match of_transport.and_then(smbdirect_transport::Error::setting) {
+        Some(Setting::ConnectTimeout) => " (--connect-timeout)",
+        Some(Setting::Kind) => " (--transport)",
+        Some(Setting::UdpPort) => " (--udp-port)",
+        None => "",
+    };
     let line = format!("{} {text}\n", style.bad("error:"));
     // If stderr fails too, the error cannot be reported.
     let _ = streams::write(Stream::Stderr, line.as_bytes());

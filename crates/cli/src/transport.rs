@@ -11,7 +11,7 @@ use smbdirect::rdma::roce::RoceConfig;
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
     Families, Rdma, RdmaSettings, canonical, check_transparent, close, connect_tcp, explain_end,
-    listen_tcp, listen_tcp_all, listen_tcp_on, resolve, resolve_listen,
+    listen_tcp, listen_tcp_all, listen_tcp_on, resolve_listen,
 };
 use socket2::SockRef;
 
@@ -73,7 +73,8 @@ pub(crate) fn check_one_end(
     if options.pcap.is_some() && options.transport == Transport::Verbs {
         return Err(no_packets());
     }
-    Rdma::new(options.rdma(connect)).map(drop)
+    Rdma::new(options.rdma(connect))?;
+    Ok(())
 }
 
 /// Checks that RDMA of this kind reaches another process.
@@ -105,7 +106,7 @@ fn no_packets() -> anyhow::Error {
 /// There are no adapters, or the options do not apply to them.
 pub(crate) fn adapters(options: &CommonOptions, connect: &ConnectOptions) -> Result<Rdma> {
     let (settings, _) = captured(options, Some(connect))?;
-    Rdma::new(settings)
+    Ok(Rdma::new(settings)?)
 }
 
 /// Returns the settings of RDMA, and the capture of --pcap.

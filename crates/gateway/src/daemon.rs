@@ -6,7 +6,7 @@ pub(crate) mod listener;
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
-use anyhow::Result;
+use smbdirect_transport::Error;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -35,7 +35,7 @@ pub struct Gateway {
     service: Arc<Service>,
     /// The tasks that accept clients, one for each listener.
     listeners: JoinSet<()>,
-    clients: mpsc::Receiver<Result<Client>>,
+    clients: mpsc::Receiver<Result<Client, Error>>,
     sessions: JoinSet<()>,
     phase: watch::Sender<Phase>,
     phases: Phases,
@@ -73,7 +73,7 @@ impl Gateway {
     ///
     /// # Cancel safety
     /// Dropping the future loses no client. Sessions continue.
-    pub async fn serve(&mut self) -> Result<Infallible> {
+    pub async fn serve(&mut self) -> Result<Infallible, Error> {
         loop {
             let is_idle = self.sessions.is_empty() && self.service.buffers.kept() > 0;
             tokio::select! {

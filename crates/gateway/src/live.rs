@@ -32,11 +32,12 @@ pub struct Live {
 
 /// How a server is chosen for a new client. A client that has connections goes where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Balance {
-    /// The server with the fewest sessions.
+    /// The server with the fewest sessions
     #[default]
     LeastConnections,
-    /// One after the other.
+    /// One after the other
     RoundRobin,
 }
 
@@ -101,11 +102,6 @@ impl Live {
 pub struct Network(IpNet);
 
 impl Network {
-    /// Returns the network as an address and the number of the leading bits that its addresses have in common.
-    pub const fn prefix(&self) -> IpNet {
-        self.0
-    }
-
     fn contains(self, client: IpAddr) -> bool {
         self.0.contains(&client.to_canonical())
     }

@@ -41,10 +41,8 @@ struct Listed {
     server: Arc<Server>,
     check: Option<Check>,
     task: Option<AbortHandle>,
-    /// The turn of the server by round robin: the server with the largest number is next.
+    /// The turn of the server: of those with equal loads, the one with the largest number is next.
     turn: f64,
-    /// The number of its last turn, which decides between servers with equal loads.
-    last_turn: u64,
 }
 
 impl Listed {
@@ -149,7 +147,6 @@ impl Servers {
                     check: None,
                     task: None,
                     turn: 0.0,
-                    last_turn: 0,
                 },
             };
             if listed.check != check {
@@ -283,32 +280,22 @@ fn next(
         .filter(|listed| listed.server.new_clients() == which && !has_failed(&listed.server))
         .map(|listed| (listed.server.weight(now), listed))
         .collect();
-    if balance == Balance::RoundRobin {
-        let total: f64 = able.iter().map(|(weight, _)| weight).sum();
-        for (weight, listed) in &mut able {
-            listed.turn += *weight;
-        }
-        // The first of several with the largest number.
-        let best = able
-            .into_iter()
-            .rev()
-            .max_by(|(_, one), (_, other)| one.turn.total_cmp(&other.turn));
-        let (_, listed) = best?;
-        listed.turn -= total;
-        return Some(listed.server.clone());
+    let mut total = 0.0;
+    for (weight, listed) in &mut able {
+        listed.turn += *weight;
+        total += *weight;
     }
-    // With equal loads, the server whose last turn is longest ago is next.
-    let turns = 1 + able.iter().map(|(_, listed)| listed.last_turn).max()?;
-    let load =
-        |weight: f64, server: &Server| (server.shared.sessions.load(Relaxed) as f64 + 1.0) / weight;
-    let best = able
-        .into_iter()
-        .min_by(|(weight, one), (other_weight, other)| {
-            let loads = load(*weight, &one.server).total_cmp(&load(*other_weight, &other.server));
-            loads.then(one.last_turn.cmp(&other.last_turn))
-        });
+    let load = |weight: f64, server: &Server| match balance {
+        Balance::RoundRobin => 0.0,
+        Balance::LeastConnections => (server.shared.sessions.load(Relaxed) as f64 + 1.0) / weight,
+    };
+    // The first of several that are equal.
+    let best = able.into_iter().min_by(|(weight, one), (of_other, other)| {
+        let loads = load(*weight, &one.server).total_cmp(&load(*of_other, &other.server));
+        loads.then(other.turn.total_cmp(&one.turn))
+    });
     let (_, listed) = best?;
-    listed.last_turn = turns;
+    listed.turn -= total;
     Some(listed.server.clone())
 }
 

@@ -6,22 +6,25 @@ use smbdirect::{Config, ConfigError, rdma::software::network::NetworkSettings};
 
 /// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Protocol {
-    /// SMB Direct, [MS-SMBD].
+    /// SMB Direct, [MS-SMBD]
+    #[cfg_attr(feature = "clap", value(name = "smbdirect"))]
     SmbDirect,
-    /// SMB over TCP, as on port 445.
+    /// SMB over TCP, as on port 445
     Tcp,
 }
 
 /// The address from which the gateway connects to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum ClientAddress {
-    /// The gateway's own. The server does not learn the client's.
+    /// Its own address
     #[default]
     Own,
-    /// That of the client (IP_TRANSPARENT), so that the server sees it. Linux only, and towards servers on TCP.
+    /// The address of the client, which needs CAP_NET_ADMIN and a route back; Linux, servers on TCP
     Transparent,
-    /// The gateway's own, with a header of the PROXY protocol, version 2, that names the client.
+    /// Its own address, with a header of the PROXY protocol, version 2, that names the client
     Proxy,
 }
 

@@ -72,7 +72,7 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let never_in_one = |c: char| c.is_whitespace() || c.is_control() || c == '/';
+        let never_in_one = |c: char| c.is_whitespace() || c.is_control() || "/?#".contains(c);
         if text.contains(never_in_one) {
             return Err(AddressError::Form);
         }
@@ -364,6 +364,8 @@ mod tests {
             ),
             ("two words:1", AddressError::Form),
             ("http://host", AddressError::Form),
+            ("host?x", AddressError::Form),
+            ("host#x", AddressError::Form),
         ] {
             assert_eq!(text.parse::<Address>(), Err(error), "{text}");
         }

@@ -1,8 +1,7 @@
 //! Explains why an end did not connect, did not listen or ended, and what to try.
 
-use std::{fmt, io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
-use anyhow::anyhow;
 use smbdirect::{
     ConnectFault, ConnectionError,
     rdma::work::{ProviderError, ProviderErrorKind},
@@ -22,33 +21,53 @@ pub enum Setting {
     UdpPort,
 }
 
-/// The reason why an end did not connect or listen, and what to try, of which a setting is a part. It is in the chain of
-/// the errors of this package.
-#[derive(Debug)]
-pub struct Curable {
+/// The reason why an end did not connect or listen, and what to try.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Error {
     text: String,
-    setting: Setting,
+    cause: Cause,
+    setting: Option<Setting>,
 }
 
-impl Curable {
-    /// Returns the setting that may cure it.
-    pub const fn setting(&self) -> Setting {
+impl Error {
+    /// Returns an error with the reason and what to try, in one sentence.
+    pub fn new(cause: Cause, text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            cause,
+            setting: None,
+        }
+    }
+
+    /// Returns what the error says about the peer.
+    pub const fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// Returns the setting that may cure it, if there is one.
+    pub const fn setting(&self) -> Option<Setting> {
         self.setting
     }
 
-    /// Returns an error with this text, cured by this setting.
-    fn error(setting: Setting, text: String) -> anyhow::Error {
-        Self { text, setting }.into()
+    /// Says which setting may cure it.
+    pub(super) const fn cured_by(mut self, setting: Setting) -> Self {
+        self.setting = Some(setting);
+        self
     }
 }
 
-impl fmt::Display for Curable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+impl From<ResolveError> for Error {
+    fn from(error: ResolveError) -> Self {
+        Self::new(Cause::Name, error.to_string())
     }
 }
 
-impl std::error::Error for Curable {}
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::new(Cause::Own, text::plain(&error))
+    }
+}
 
 /// What the failure of a connection says about the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,30 +86,6 @@ pub enum Cause {
     Silent,
     /// No answer has come from the address, or no route leads to it.
     Unreachable,
-}
-
-/// The reason why there is no connection, and what to try.
-#[derive(Debug)]
-pub struct Unconnected {
-    /// What the failure says about the peer.
-    pub cause: Cause,
-    /// The reason for people.
-    pub error: anyhow::Error,
-}
-
-impl From<Unconnected> for anyhow::Error {
-    fn from(unconnected: Unconnected) -> Self {
-        unconnected.error
-    }
-}
-
-impl From<ResolveError> for Unconnected {
-    fn from(error: ResolveError) -> Self {
-        Self {
-            cause: Cause::Name,
-            error: error.into(),
-        }
-    }
 }
 
 impl Cause {
@@ -134,26 +129,23 @@ fn has_run_out(error: &io::Error) -> bool {
 }
 
 /// Explains why there is no TCP connection to `address`.
-pub(super) fn cannot_connect(error: &io::Error, address: SocketAddr) -> Unconnected {
+pub(super) fn cannot_connect(error: &io::Error, address: SocketAddr) -> Error {
     let text = text::plain(error);
-    if error.kind() == io::ErrorKind::ConnectionRefused {
-        return Unconnected {
-            cause: Cause::Refused,
-            error: anyhow!(
-                "nothing listens on {address} ({text}); start the server there, or check the port"
-            ),
-        };
-    }
     let cause = match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            let cure = "start the server there, or check the port";
+            let text = format!("nothing listens on {address} ({text}); {cure}");
+            return Error::new(Cause::Refused, text);
+        }
         io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted => Cause::Closed,
         _ if has_run_out(error) => Cause::Own,
         _ => Cause::Unreachable,
     };
     let cure = limit_cure(error).unwrap_or("check the address and the route to it");
-    Unconnected {
+    Error::new(
         cause,
-        error: anyhow!("{address} cannot be reached: {text}; {cure}"),
-    }
+        format!("{address} cannot be reached: {text}; {cure}"),
+    )
 }
 
 /// Longest time for the TCP connection that distinguishes an unreachable host from another service.
@@ -166,161 +158,144 @@ pub async fn explain_connect(
     error: &ConnectFault,
     address: SocketAddr,
     limit: Duration,
-) -> anyhow::Error {
-    if let ConnectFault::Provider(error) = error
-        && error.kind == ProviderErrorKind::Local
-    {
-        return anyhow!("no RDMA connection to {address}: {}", in_short(error));
-    }
-    match kind {
-        Kind::Verbs => explain_verbs(error, address),
-        Kind::Roce => explain_roce(error, address),
-        Kind::Iwarp => explain_iwarp(error, address, limit).await,
-        Kind::Loopback => explain_loopback(error, address),
+) -> Error {
+    let (text, setting) = match error {
+        ConnectFault::Provider(error) => unprovided(kind, error, address, limit).await,
+        error => (unnegotiated(kind, error, address, limit), None),
+    };
+    Error {
+        text,
+        cause: Cause::of(error),
+        setting,
     }
 }
 
-/// Explains why there is no connection over iWARP.
-async fn explain_iwarp(
-    error: &ConnectFault,
+/// Returns why RDMA of a kind provides no connection, and the setting that may cure it.
+async fn unprovided(
+    kind: Kind,
+    error: &ProviderError,
     address: SocketAddr,
     limit: Duration,
-) -> anyhow::Error {
-    match error {
-        ConnectFault::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
-            explain_silence(address, limit).await
+) -> (String, Option<Setting>) {
+    use Kind::{Iwarp, Loopback, Roce, Verbs};
+    use ProviderErrorKind as Fault;
+    let what = in_short(error);
+    let no_iwarp = || {
+        format!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
+    };
+    match (kind, error.kind) {
+        (_, Fault::Local) => (format!("no RDMA connection to {address}: {what}"), None),
+        (Loopback, Fault::Refused) => (
+            format!(
+                "nothing listens on {address} within this process; listen there first, with the same runtime, or use \
+                 another transport"
+            ),
+            Some(Setting::Kind),
+        ),
+        (Loopback, _) => (
+            format!("no connection to {address} within this process: {error}"),
+            None,
+        ),
+        (Verbs, Fault::Refused) => (
+            format!(
+                "nothing listens on {address} ({what}); start `smbdirect gateway` there, or check the port: 445 is for \
+                 InfiniBand and RoCE, 5445 for iWARP"
+            ),
+            None,
+        ),
+        (Verbs, Fault::Address) => (
+            format!(
+                "{address} cannot be reached by RDMA: {what}; `smbdirect devices` lists the adapters, and `ip route get \
+                 {}` shows the route",
+                address.ip()
+            ),
+            None,
+        ),
+        (Verbs, Fault::TimedOut) => (
+            format!(
+                "{address} did not answer by RDMA: {what}; check that it has an adapter of the same kind in the same \
+                 network"
+            ),
+            None,
+        ),
+        (Roce, Fault::Refused) => (
+            format!(
+                "nothing listens on {address} by RoCE ({what}); start an SMB Direct listener by RoCE there, or check \
+                 the port: 445 is for RoCE, 5445 for iWARP"
+            ),
+            None,
+        ),
+        (Roce, Fault::PortUnreachable) => (
+            format!(
+                "no RoCE listener answers on {} ({what}); start one there, use the same UDP port at both ends, or have \
+                 the firewall there admit it",
+                address.ip()
+            ),
+            Some(Setting::UdpPort),
+        ),
+        (Roce, Fault::TimedOut) => (
+            format!("{what}; check the address and UDP firewalls both ways, or give it more time"),
+            Some(Setting::ConnectTimeout),
+        ),
+        (_, Fault::Address) => (
+            format!("{address} cannot be reached: {what}; check the address and the route to it"),
+            None,
+        ),
+        (Roce, _) => (format!("no RDMA connection to {address}: {what}"), None),
+        // A TCP connection distinguishes an unreachable host from another service.
+        (Iwarp, Fault::TimedOut) => {
+            let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
+            match probe {
+                Ok(Ok(_)) => (no_iwarp(), None),
+                _ => (no_answer(address, limit), Some(Setting::ConnectTimeout)),
+            }
         }
-        ConnectFault::Provider(error) => explain_provider(error, address),
-        ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
-            "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
-             is it an SMB Direct listener?",
+        (_, Fault::Refused) => (
+            format!(
+                "nothing listens on {address} ({what}); start `smbdirect gateway` there, or check the port and the kind \
+                 of RDMA: this end uses iWARP"
+            ),
+            Some(Setting::Kind),
+        ),
+        (_, Fault::Rejected) => (
+            format!("{address} refused the connection: {what}"),
+            None,
+        ),
+        (_, Fault::Reset | Fault::OtherProtocol) => (no_iwarp(), None),
+        (_, Fault::Protocol) => (
+            format!("{address} does not speak iWARP as it should: {what}; check the port"),
+            None,
+        ),
+        _ => (format!("no RDMA connection to {address}: {what}"), None),
+    }
+}
+
+/// Returns why SMB Direct was not negotiated on a connection of a kind.
+fn unnegotiated(kind: Kind, error: &ConnectFault, address: SocketAddr, limit: Duration) -> String {
+    use ConnectionError as End;
+    let ConnectFault::Negotiation(end) = error else {
+        return format!("no SMB Direct connection to {address}: {error}");
+    };
+    match (kind, end) {
+        (Kind::Loopback, End::TimedOut(_)) => format!(
+            "the listener on {address} within this process did not negotiate in time; does the program accept the \
+             connection?"
+        ),
+        (Kind::Loopback, _) => format!("no connection to {address} within this process: {error}"),
+        (Kind::Iwarp, End::TimedOut(_)) => format!(
+            "{address} answers as iWARP but did not negotiate SMB Direct within {}; is it an SMB Direct listener?",
             text::time(limit)
         ),
-        ConnectFault::Negotiation(ConnectionError::Provider(error)) => {
-            anyhow!(
-                "{address} closed the connection during the negotiation of SMB Direct: {error}; its log may say why"
-            )
-        }
-        ConnectFault::Negotiation(ConnectionError::Closed | ConnectionError::ClosedHere) => {
-            anyhow!(
-                "{address} closed the connection during the negotiation of SMB Direct; its log may say why"
-            )
-        }
-        ConnectFault::Negotiation(error) => {
-            anyhow!("SMB Direct was not negotiated with {address}: {error}")
-        }
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
-    }
-}
-
-/// Explains why there is no connection through an adapter.
-fn explain_verbs(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectFault::Provider(error) => {
-            let what = in_short(error);
-            match error.kind {
-                ProviderErrorKind::Refused => anyhow!(
-                    "nothing listens on {address} ({what}); start `smbdirect gateway` there, \
-                     or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
-                ),
-                ProviderErrorKind::Address => anyhow!(
-                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` lists the \
-                     adapters, and `ip route get {}` shows the route",
-                    address.ip()
-                ),
-                ProviderErrorKind::TimedOut => anyhow!(
-                    "{address} did not answer by RDMA: {what}; check that it has an adapter of the \
-                     same kind in the same network"
-                ),
-                _ => explain_provider(error, address),
-            }
-        }
-        error => explain_negotiation(error, address),
-    }
-}
-
-/// Explains why there is no connection over RoCE in software.
-fn explain_roce(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectFault::Provider(error) => {
-            let what = in_short(error);
-            match error.kind {
-                ProviderErrorKind::Refused => anyhow!(
-                    "nothing listens on {address} by RoCE ({what}); start an SMB Direct listener by \
-                     RoCE there, or check the port: 445 is for RoCE, 5445 for iWARP"
-                ),
-                ProviderErrorKind::PortUnreachable => Curable::error(
-                    Setting::UdpPort,
-                    format!(
-                        "no RoCE listener answers on {} ({what}); start one there, use the same UDP \
-                         port at both ends, or have the firewall there admit it",
-                        address.ip()
-                    ),
-                ),
-                ProviderErrorKind::TimedOut => Curable::error(
-                    Setting::ConnectTimeout,
-                    format!(
-                        "{what}; check the address and UDP firewalls both ways, or give it more time"
-                    ),
-                ),
-                ProviderErrorKind::Address => explain_provider(error, address),
-                _ => anyhow!("no RDMA connection to {address}: {what}"),
-            }
-        }
-        error => explain_negotiation(error, address),
-    }
-}
-
-/// Explains why there is no connection within this process.
-fn explain_loopback(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectFault::Provider(error) if error.kind == ProviderErrorKind::Refused => {
-            Curable::error(
-                Setting::Kind,
-                format!(
-                    "nothing listens on {address} within this process; listen there first, with the same \
-                 runtime, or use another transport"
-                ),
-            )
-        }
-        ConnectFault::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
-            "the listener on {address} within this process did not negotiate in time; does the program \
-             accept the connection?"
+        (Kind::Iwarp, End::Provider(error)) => format!(
+            "{address} closed the connection during the negotiation of SMB Direct: {error}; its log may say why"
         ),
-        error => anyhow!("no connection to {address} within this process: {error}"),
-    }
-}
-
-/// Explains why there is no SMB Direct on a connection by RDMA.
-fn explain_negotiation(error: &ConnectFault, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectFault::Negotiation(error) => anyhow!(
-            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
-        ),
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
-    }
-}
-
-/// Explains the error of a provider.
-fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
-    let what = in_short(error);
-    match error.kind {
-        ProviderErrorKind::Refused => Curable::error(
-            Setting::Kind,
-            format!(
-                "nothing listens on {address} ({what}); start `smbdirect gateway` there, or check the \
-                 port and the kind of RDMA: this end uses iWARP"
-            ),
-        ),
-        ProviderErrorKind::Rejected => anyhow!("{address} refused the connection: {what}"),
-        ProviderErrorKind::Address => {
-            anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
+        (Kind::Iwarp, End::Closed | End::ClosedHere) => {
+            format!("{address} closed the connection during the negotiation of SMB Direct; its log may say why")
         }
-        ProviderErrorKind::Reset | ProviderErrorKind::OtherProtocol => no_iwarp(address),
-        ProviderErrorKind::Protocol => {
-            anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
-        }
-        _ => anyhow!("no RDMA connection to {address}: {what}"),
+        (Kind::Iwarp, _) => format!("SMB Direct was not negotiated with {address}: {end}"),
+        _ => format!(
+            "SMB Direct was not negotiated with {address}: {end}; is it an SMB Direct listener?"
+        ),
     }
 }
 
@@ -334,32 +309,20 @@ fn in_short(error: &ProviderError) -> String {
     text::plain(&what)
 }
 
-/// Explains that another service listens there.
-fn no_iwarp(address: SocketAddr) -> anyhow::Error {
-    anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
-}
-
-/// Explains a timeout. A TCP connection distinguishes an unreachable host from another service.
-async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
-    if let Ok(Ok(_)) = probe {
-        return no_iwarp(address);
-    }
-    unanswered(address, limit)
+fn no_answer(address: SocketAddr, limit: Duration) -> String {
+    let limit = text::time(limit);
+    format!(
+        "{address} did not answer within {limit}; check the address and firewalls between, or give it more time"
+    )
 }
 
 /// Explains that nothing answered.
-pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let limit = text::time(limit);
-    let text = format!(
-        "{address} did not answer within {limit}; check the address and firewalls between, or give \
-         it more time"
-    );
-    Curable::error(Setting::ConnectTimeout, text)
+pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> Error {
+    Error::new(Cause::Unreachable, no_answer(address, limit)).cured_by(Setting::ConnectTimeout)
 }
 
 /// Explains why this end cannot listen by RDMA of a kind, and what to try.
-pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) -> anyhow::Error {
+pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) -> Error {
     let text = in_short(error);
     let cause = error.os_error().map(io::Error::from_raw_os_error);
     // Of the errors of RoCE in software, only the error of the UDP port comes from the operating system.
@@ -368,12 +331,13 @@ pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) ->
             "cannot listen on {address}: {text}; stop it (rxe: `rdma link delete`), listen on another address, or \
              use another UDP port at both ends"
         );
-        return Curable::error(Setting::UdpPort, text);
+        return Error::new(Cause::Own, text).cured_by(Setting::UdpPort);
     }
     if kind == Kind::Loopback {
-        return anyhow!(
+        let text = format!(
             "cannot listen on {address} within this process: {text}; close a listener, or give another port"
         );
+        return Error::new(Cause::Own, text);
     }
     let kind = match error.kind {
         ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
@@ -384,7 +348,7 @@ pub fn explain_listen(error: &ProviderError, kind: Kind, address: SocketAddr) ->
 }
 
 /// Explains why this end cannot listen, and what to try.
-pub(super) fn cannot_listen(text: &str, kind: io::ErrorKind, address: SocketAddr) -> anyhow::Error {
+pub(super) fn cannot_listen(text: &str, kind: io::ErrorKind, address: SocketAddr) -> Error {
     let cure = match kind {
         io::ErrorKind::AddrInUse => "another program listens there; stop it, or give another port",
         io::ErrorKind::PermissionDenied => {
@@ -395,7 +359,8 @@ pub(super) fn cannot_listen(text: &str, kind: io::ErrorKind, address: SocketAddr
         }
         _ => "give another address",
     };
-    anyhow!("cannot listen on {address}: {text}; {cure}")
+    let text = format!("cannot listen on {address}: {text}; {cure}");
+    Error::new(Cause::Own, text)
 }
 
 /// Explains why a connection ended, and what to try.

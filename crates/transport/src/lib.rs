@@ -6,7 +6,7 @@
 //! * [`connect_tcp`], [`listen_tcp`]: the same by plain TCP.
 //! * [`text`]: errors, names and numbers as people read them.
 //!
-//! An error that a setting may cure has [`Curable`] in its chain, so that a program can name its option for it.
+//! An [`Error`] says what it says about the peer, and which setting may cure it, so that a program can name its option.
 #![forbid(unsafe_code)]
 
 pub mod text;
@@ -19,8 +19,6 @@ mod kept;
 mod kind;
 mod negotiated;
 mod rdma;
-#[cfg(target_os = "linux")]
-mod routes;
 mod side_by_side;
 mod tcp;
 
@@ -30,7 +28,7 @@ pub use addresses::{
 };
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{
-    Cause, Curable, Setting, Unconnected, explain_connect, explain_end, explain_listen, limit_cure,
+    Cause, Error, Setting, explain_connect, explain_end, explain_listen, limit_cure,
 };
 pub use kept::Kept;
 pub use kind::Kind;
@@ -38,8 +36,6 @@ pub use negotiated::{NegotiatedReport, VERSION};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Opened, Rdma, RdmaSettings};
-#[cfg(target_os = "linux")]
-pub use routes::{MissingRoutes, missing_routes};
 pub use tcp::{
     TcpOptions, check_transparent, connect_tcp, connect_tcp_as, listen_tcp, listen_tcp_all,
     listen_tcp_on,

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow, bail};
 use smbdirect::{
     Config, Connection, IncomingListener, Listener,
     rdma::{
@@ -26,7 +25,7 @@ use tracing::debug;
 use crate::{
     addresses::{Address, Families, resolve_listen, resolve_listen_all, resolve_within},
     connection::{close, peer_span},
-    explain::{Cause, Unconnected, explain_connect, explain_listen, unanswered},
+    explain::{Cause, Error, explain_connect, explain_listen, unanswered},
     kept::Kept,
     kind::Kind,
     side_by_side::first_of,
@@ -63,7 +62,7 @@ impl Rdma {
     ///
     /// # Errors
     /// There are no RDMA adapters.
-    pub fn new(settings: RdmaSettings) -> Result<Self> {
+    pub fn new(settings: RdmaSettings) -> Result<Self, Error> {
         let (kind, connect_timeout) = (settings.kind, settings.iwarp.connect_timeout);
         let mut software = None;
         let provider: Arc<dyn Provider> = match kind {
@@ -90,7 +89,7 @@ impl Rdma {
     ///
     /// # Errors
     /// There are no RDMA adapters.
-    pub fn at(mut settings: RdmaSettings, address: &Address) -> Result<Self> {
+    pub fn at(mut settings: RdmaSettings, address: &Address) -> Result<Self, Error> {
         if settings.kind == Kind::Iwarp {
             settings.iwarp.tuning.congestion_control =
                 local_congestion_control(address).map(str::to_owned);
@@ -117,9 +116,9 @@ impl Rdma {
     ///
     /// # Errors
     /// No address answered: the reason of the one that failed last, and what to try.
-    pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
+    pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection, Error> {
         let limit = config.active_negotiation_timeout;
-        Ok(self.connect_within(limit, address, config).await?)
+        self.connect_within(limit, address, config).await
     }
 
     /// Connects as [`connect`](Self::connect) does, within `limit`.
@@ -131,7 +130,7 @@ impl Rdma {
         limit: Duration,
         address: &Address,
         config: &Config,
-    ) -> Result<Connection, Unconnected> {
+    ) -> Result<Connection, Error> {
         let began = Instant::now();
         let port = self.provider.attributes().default_port;
         let addresses = resolve_within(limit, address, port).await?;
@@ -142,22 +141,14 @@ impl Rdma {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
-            let fault =
-                explain_connect(self.kind, &error.fault, address, self.connect_timeout).await;
-            peer_span(address).in_scope(|| debug!("{fault:#}"));
-            Err(Unconnected {
-                cause: Cause::of(&error.fault),
-                error: fault,
-            })
+            let fault = explain_connect(self.kind, &error.fault, address, self.connect_timeout);
+            let fault = fault.await;
+            peer_span(address).in_scope(|| debug!("{fault}"));
+            Err(fault)
         });
         let left = limit.saturating_sub(began.elapsed()) + EXPLAINING;
         let connected = timeout(left, connecting).await;
-        connected.unwrap_or_else(|_| {
-            Err(Unconnected {
-                cause: Cause::Unreachable,
-                error: unanswered(first, limit),
-            })
-        })
+        connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
     }
 
     /// Returns the address of `address` that answers: the only one, or else that of a connection as
@@ -165,7 +156,7 @@ impl Rdma {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn choose(&self, address: &Address, config: &Config) -> Result<SocketAddr> {
+    pub async fn choose(&self, address: &Address, config: &Config) -> Result<SocketAddr, Error> {
         let limit = config.active_negotiation_timeout;
         let port = self.provider.attributes().default_port;
         let addresses = resolve_within(limit, address, port).await?;
@@ -181,7 +172,7 @@ impl Rdma {
     ///
     /// # Errors
     /// The reason, and what to try.
-    pub async fn listen(&self, address: &Address, config: &Config) -> Result<Listener> {
+    pub async fn listen(&self, address: &Address, config: &Config) -> Result<Listener, Error> {
         let families = Families::of(self.kind);
         let address =
             resolve_listen(address, self.provider.attributes().default_port, families).await?;
@@ -195,7 +186,7 @@ impl Rdma {
     ///
     /// # Errors
     /// This end can listen on none of the addresses: the reason, and what to try.
-    pub async fn open_all(&self, address: &Address, kept: &mut Kept) -> Result<Vec<Opened>> {
+    pub async fn open_all(&self, address: &Address, kept: &mut Kept) -> Result<Vec<Opened>, Error> {
         let families = Families::of(self.kind);
         let port = self.provider.attributes().default_port;
         let addresses = resolve_listen_all(address, port, families).await?;
@@ -222,10 +213,13 @@ impl Rdma {
     ///
     /// # Errors
     /// This kind of RDMA has no sockets.
-    pub fn open_on(&self, socket: TcpListener) -> Result<Opened> {
+    pub fn open_on(&self, socket: TcpListener) -> Result<Opened, Error> {
         match &self.iwarp {
             Some((iwarp, _)) => Ok(Opened::Socket(iwarp.clone(), socket)),
-            None => bail!("only software iWARP can listen on a socket"),
+            None => {
+                let text = "only software iWARP can listen on a socket";
+                Err(Error::new(Cause::Own, text))
+            }
         }
     }
 }
@@ -266,7 +260,7 @@ impl Opened {
     ///
     /// # Errors
     /// The settings cannot be applied to the socket: the reason, and what to try.
-    pub async fn listen(self) -> Result<IncomingListener> {
+    pub async fn listen(self) -> Result<IncomingListener, Error> {
         match self {
             Self::Socket(iwarp, socket) => {
                 let address = socket.local_addr()?;
@@ -283,26 +277,26 @@ impl Opened {
 const EXPLAINING: Duration = Duration::from_millis(1500);
 
 #[cfg(target_os = "linux")]
-fn verbs(settings: RdmaSettings) -> Result<Arc<dyn Provider>> {
+fn verbs(settings: RdmaSettings) -> Result<Arc<dyn Provider>, Error> {
     let verbs = Verbs::new(settings.verbs).map_err(|why| unavailable(&why))?;
     Ok(Arc::new(verbs))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn verbs(_: RdmaSettings) -> Result<Arc<dyn Provider>> {
-    Err(anyhow!(
-        "RDMA adapters are used through rdma-core, which is for Linux; use iWARP"
-    ))
+fn verbs(_: RdmaSettings) -> Result<Arc<dyn Provider>, Error> {
+    let text = "RDMA adapters are used through rdma-core, which is for Linux; use iWARP";
+    Err(Error::new(Cause::Own, text))
 }
 
 /// Explains why there is no RDMA, without error numbers.
 #[cfg(target_os = "linux")]
-pub fn unavailable(why: &Unavailable) -> anyhow::Error {
+pub fn unavailable(why: &Unavailable) -> Error {
     let text = why.to_string();
     let code = text.split_once(" (os error ");
     let rest = code.and_then(|(before, code)| Some((before, code.split_once(')')?.1)));
-    match rest {
-        Some((before, after)) => anyhow!("{before}{after}"),
-        None => anyhow!(text),
-    }
+    let text = rest.map_or_else(
+        || text.clone(),
+        |(before, after)| format!("{before}{after}"),
+    );
+    Error::new(Cause::Own, text)
 }

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow};
 use smbdirect::rdma::software::network::NetworkSettings;
 use socket2::SockRef;
 use tokio::{
@@ -19,7 +18,7 @@ use crate::{
     addresses::{
         Address, Families, accept_ipv4, resolve_listen, resolve_listen_all, resolve_within,
     },
-    explain::{Cause, Unconnected, cannot_connect, cannot_listen, unanswered},
+    explain::{Cause, Error, cannot_connect, cannot_listen, unanswered},
     kept::Kept,
     side_by_side::first_of,
     text,
@@ -78,9 +77,9 @@ pub async fn connect_tcp(
     address: &Address,
     default_port: u16,
     limit: Duration,
-) -> Result<TcpStream> {
+) -> Result<TcpStream, Error> {
     let options = TcpOptions::default();
-    Ok(connect_tcp_as(&options, address, default_port, limit).await?)
+    connect_tcp_as(&options, address, default_port, limit).await
 }
 
 /// How a connection by plain TCP leaves this machine. The defaults change nothing.
@@ -103,18 +102,17 @@ pub async fn connect_tcp_as(
     address: &Address,
     default_port: u16,
     limit: Duration,
-) -> Result<TcpStream, Unconnected> {
+) -> Result<TcpStream, Error> {
     let began = Instant::now();
     let mut addresses = resolve_within(limit, address, default_port).await?;
     if let Some(source) = options.source {
         addresses.retain(|address| address.is_ipv4() == source.is_ipv4());
         let family = if source.is_ipv4() { "IPv4" } else { "IPv6" };
         if addresses.is_empty() {
-            let error = anyhow!(
+            let text = format!(
                 "{address} has no {family} address, which a connection from {source} needs"
             );
-            let cause = Cause::Name;
-            return Err(Unconnected { cause, error });
+            return Err(Error::new(Cause::Name, text));
         }
     }
     let first = addresses[0];
@@ -126,12 +124,7 @@ pub async fn connect_tcp_as(
     });
     let left = limit.saturating_sub(began.elapsed());
     let connected = timeout(left, connecting).await;
-    connected.unwrap_or_else(|_| {
-        Err(Unconnected {
-            cause: Cause::Unreachable,
-            error: unanswered(first, limit),
-        })
-    })
+    connected.unwrap_or_else(|_| Err(unanswered(first, limit)))
 }
 
 /// Returns a socket to connect to `address`.
@@ -174,7 +167,7 @@ pub fn check_transparent() -> io::Result<()> {
 ///
 /// # Errors
 /// The reason, and what to try.
-pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
+pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener, Error> {
     let network = NetworkSettings::default();
     bind(
         resolve_listen(address, default_port, Families::Both).await?,
@@ -193,7 +186,7 @@ pub async fn listen_tcp_all(
     default_port: u16,
     network: &NetworkSettings,
     kept: &mut Kept,
-) -> Result<Vec<TcpListener>> {
+) -> Result<Vec<TcpListener>, Error> {
     let addresses = resolve_listen_all(address, default_port, Families::Both).await?;
     let bound = bind_all(addresses, async |address| {
         let listener = match kept.take(address, network) {
@@ -212,8 +205,8 @@ pub async fn listen_tcp_all(
 /// All of them fail; the error is that of the first one.
 pub(crate) async fn bind_all<T>(
     addresses: Vec<SocketAddr>,
-    mut bind: impl AsyncFnMut(SocketAddr) -> Result<(T, u16)>,
-) -> Result<Vec<T>> {
+    mut bind: impl AsyncFnMut(SocketAddr) -> Result<(T, u16), Error>,
+) -> Result<Vec<T>, Error> {
     let (mut bound, mut faults) = (Vec::new(), Vec::new());
     let mut picked = None;
     for mut address in addresses {
@@ -232,7 +225,7 @@ pub(crate) async fn bind_all<T>(
         return Err(faults.swap_remove(0));
     }
     for fault in faults {
-        warn!("{fault:#}; the other addresses of this name are used");
+        warn!("{fault}; the other addresses of this name are used");
     }
     Ok(bound)
 }
@@ -252,7 +245,7 @@ pub fn listen_tcp_on(
 }
 
 /// Listens on an address for plain TCP.
-fn bind(address: SocketAddr, network: &NetworkSettings) -> Result<TcpListener> {
+fn bind(address: SocketAddr, network: &NetworkSettings) -> Result<TcpListener, Error> {
     let bind = || {
         let socket = tcp_socket(address)?;
         network.apply(&SockRef::from(&socket))?;
@@ -329,8 +322,8 @@ mod tests {
         let connected = connect_tcp_as(&options, &elsewhere, 0, LIMIT).await;
         let here = "127.0.0.1:0".parse().unwrap();
         let listening = listen_tcp_all(&here, 0, &network, &mut Kept::default()).await;
-        for error in [connected.unwrap_err().error, listening.unwrap_err()] {
-            let text = format!("{error:#}");
+        for error in [connected.unwrap_err(), listening.unwrap_err()] {
+            let text = error.to_string();
             assert!(
                 text.contains("interface missing0: No such device"),
                 "{text}"

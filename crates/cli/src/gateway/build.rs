@@ -3,11 +3,11 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use anyhow::Result;
-use smbdirect_gateway::{Live, Settings, connection_config};
+use smbdirect_gateway::{ClientAddress, Live, Protocol, Settings, connection_config};
 use smbdirect_smb::frame;
 use tracing::warn;
 
-use super::{Gateway, Kind, Planned, cluster::Addresses};
+use super::{Gateway, Planned, cluster::Addresses};
 use crate::{
     metrics::Endpoint,
     options::{SMB_MESSAGE_BYTES, Transport, usage},
@@ -36,7 +36,7 @@ impl Gateway {
         }
         self.check_client_address()?;
         self.live(&self.settings()?)?;
-        if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
+        if self.options.pcap.is_some() && (self.from, self.to) == (Protocol::Tcp, Protocol::Tcp) {
             return Err(usage(
                 "--pcap cannot capture this gateway: both sides are TCP",
             ));
@@ -44,10 +44,29 @@ impl Gateway {
         transport::check_one_end(&self.options, Some(&self.connect))
     }
 
+    /// Checks that the gateway can have the address of its clients, if that is wanted.
+    fn check_client_address(&self) -> Result<()> {
+        if self.clients.client_address != ClientAddress::Transparent {
+            return Ok(());
+        }
+        if self.to != Protocol::Tcp {
+            return Err(usage(
+                "--client-address transparent is for servers on TCP: --to tcp",
+            ));
+        }
+        transport::check_transparent().map_err(|error| {
+            usage(format!(
+                "--client-address transparent is not permitted: {}; it needs CAP_NET_ADMIN or CAP_NET_RAW \
+                 (AmbientCapabilities= of the unit), and Linux",
+                report::plain(&error)
+            ))
+        })
+    }
+
     /// Checks that each server can be connected to, and is there once.
     fn check_upstream(&self) -> Result<()> {
         let default_port = match (self.to, self.options.transport) {
-            (Kind::Tcp, _) | (_, Transport::Roce) => Some(frame::PORT),
+            (Protocol::Tcp, _) | (_, Transport::Roce) => Some(frame::PORT),
             (_, Transport::Iwarp) => Some(IWARP_PORT),
             // The kind of the adapter decides.
             _ => None,
@@ -80,7 +99,7 @@ impl Gateway {
         }
         let (clients, servers) = (&self.clients, self.upstream()?.all());
         Ok(Live {
-            balance: self.servers.balance(),
+            balance: self.servers.balance,
             check: self.servers.check(servers.len()),
             allow: clients.allow.clone(),
             deny: clients.deny.clone(),
@@ -106,9 +125,9 @@ impl Gateway {
             settings.max_fragmented_receive_size = SMB_MESSAGE_BYTES;
         }
         Ok(Settings {
-            from: self.from.into(),
-            to: self.to.into(),
-            client_address: self.clients.client_address.into(),
+            from: self.from,
+            to: self.to,
+            client_address: self.clients.client_address,
             network: self.options.network(),
             config: connection_config(settings)?,
             connect_timeout: self.connect.connect_timeout,
@@ -131,7 +150,7 @@ impl Gateway {
     /// Returns why another process cannot take the place of this service, if it cannot.
     pub(super) fn keeps_from_upgrade(&self) -> Option<&'static str> {
         let transport = self.options.transport;
-        let has_rdma = |kind| kind == Kind::Smbdirect;
+        let has_rdma = |protocol| protocol == Protocol::SmbDirect;
         if self.options.pcap.is_some() {
             return Some("has --pcap, which is the capture of one process");
         }

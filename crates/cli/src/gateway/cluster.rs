@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, ValueEnum};
-use smbdirect_gateway as gateway;
-use smbdirect_gateway::{Check, Network};
+use clap::Args;
+use smbdirect_gateway::{Balance, Check, ClientAddress, Network};
 use smbdirect_transport::AddressError;
 
 use crate::options::{Address, at_least_one, seconds_or_zero};
@@ -61,7 +60,7 @@ pub(super) struct ServerOptions {
         default_value_t,
         hide_short_help = true
     )]
-    balance: Balance,
+    pub(super) balance: Balance,
 
     /// Time from one check of a server to the next, if there are several; 0 checks none
     ///
@@ -82,44 +81,7 @@ pub(super) struct ServerOptions {
     slow_start: Duration,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum ClientAddress {
-    /// Its own address
-    #[default]
-    Own,
-    /// The address of the client, which needs CAP_NET_ADMIN and a route back; Linux, servers on TCP
-    Transparent,
-    /// Its own address, with a header of the PROXY protocol, version 2, that names the client
-    Proxy,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Balance {
-    /// The server with the fewest sessions
-    #[default]
-    LeastConnections,
-    /// One after the other
-    RoundRobin,
-}
-
-impl From<ClientAddress> for gateway::ClientAddress {
-    fn from(address: ClientAddress) -> Self {
-        match address {
-            ClientAddress::Own => Self::Own,
-            ClientAddress::Transparent => Self::Transparent,
-            ClientAddress::Proxy => Self::Proxy,
-        }
-    }
-}
-
 impl ServerOptions {
-    pub(super) const fn balance(&self) -> gateway::Balance {
-        match self.balance {
-            Balance::LeastConnections => gateway::Balance::LeastConnections,
-            Balance::RoundRobin => gateway::Balance::RoundRobin,
-        }
-    }
-
     /// Returns how to check this number of servers. A single one is not checked, because no other could take its clients.
     pub(super) fn check(&self, servers: usize) -> Option<Check> {
         (servers > 1 && !self.check_interval.is_zero()).then_some(Check {

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::{
     metrics::{Endpoint, ask},
+    options::Address,
     report::{self, Report},
 };
 
@@ -35,24 +36,25 @@ enum Action {
     /// End a session
     End {
         /// The number of the session in the list, or SERVICE/NUMBER if there are several services
+        #[arg(value_parser = session)]
         id: String,
     },
     /// End the sessions of a server, whose clients then connect again
     EndAll {
         /// The server, as the settings name it
-        server: String,
+        server: Address,
     },
     /// List the servers
     Servers,
     /// Give a server no new clients
     Drain {
         /// The server, as the settings name it
-        server: String,
+        server: Address,
     },
     /// Give a drained server new clients again
     Undrain {
         /// The server, as the settings name it
-        server: String,
+        server: Address,
     },
     /// End the gateway when its requests are answered, as SIGTERM does
     DrainAll,
@@ -194,6 +196,16 @@ impl Ctl {
         }
         print(report, &rows);
         Ok(())
+    }
+}
+
+/// Checks that a text may be that of a session, because it becomes a part of a path.
+fn session(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+    if text.chars().all(is_plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("a session is NUMBER or SERVICE/NUMBER".into())
     }
 }
 

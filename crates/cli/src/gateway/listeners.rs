@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use smbdirect_gateway::ClientListener;
+use smbdirect_gateway::{ClientListener, Protocol};
 use smbdirect_smb::frame;
 use smbdirect_transport::{Kept, Rdma};
 
-use super::{Gateway, Kind};
+use super::Gateway;
 use crate::{
     failure::{self, OfKind},
     options::{Transport, usage},
@@ -40,7 +40,7 @@ impl Listeners {
     ) -> Result<Self> {
         let listen = options.listen()?;
         let network = options.options.network();
-        let is_tcp = options.from == Kind::Tcp;
+        let is_tcp = options.from == Protocol::Tcp;
         let first = if is_tcp {
             options.upstream()?.first()
         } else {

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use smbdirect_gateway::{
-    Clients, Gateway as RunningGateway, Live, ServerStatus, Service, Settings,
+    Clients, Gateway as RunningGateway, Live, Protocol, ServerStatus, Service, Settings,
     observe::{self, Registry},
 };
 use smbdirect_transport::Kept;
@@ -23,12 +23,11 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    Gateway, Kind, Planned, build,
+    Gateway, Planned, build,
     file::{Given, OF_PROCESS, SettingsFile},
     listeners::Listeners,
     output::{self, Event},
     reload::{self, Difference},
-    transparent::Transparent,
     upgrade::{Knowledge, Predecessor, Successor},
 };
 use crate::{
@@ -215,8 +214,8 @@ impl Services {
             given,
         } = planned;
         let over = match options.from {
-            Kind::Smbdirect => transport::listening_over(&options.options),
-            Kind::Tcp => String::new(),
+            Protocol::SmbDirect => transport::listening_over(&options.options),
+            Protocol::Tcp => String::new(),
         };
         let of = if self.has_tables {
             format!("{name}: ")
@@ -228,7 +227,8 @@ impl Services {
                 .line(format_args!("{of}listening on {address}{over}"));
             self.report.event(&Event::Listening {
                 address: address.to_string(),
-                transport: (options.from == Kind::Smbdirect).then_some(options.options.transport),
+                transport: (options.from == Protocol::SmbDirect)
+                    .then_some(options.options.transport),
                 service: &name,
             });
         }
@@ -438,7 +438,6 @@ impl Services {
             .map(|(name, _)| name.clone());
         let mut change = Change {
             removed: removed.collect(),
-            transparent: Transparent::of(&planned),
             ..Change::default()
         };
         let mut new = Vec::new();
@@ -479,7 +478,6 @@ impl Services {
             ..Reloaded::default()
         };
         options::set_verbosity(change.verbose);
-        tokio::spawn(change.transparent.warn_of_missing_routes());
         let with_service = |service: &str, keys: Vec<String>| -> Vec<String> {
             let of_service = |key: String| {
                 if self.has_tables && !OF_PROCESS.contains(&key.as_str()) {
@@ -594,7 +592,7 @@ async fn serve(
 ) -> (String, Arc<Service>, Result<()>) {
     let mut later = stop.clone();
     let result = tokio::select! {
-        served = gateway.serve() => served.map(|never| match never {}),
+        served = gateway.serve() => served.map(|never| match never {}).map_err(Error::new),
         _ = stop.wait_for(|&stop| stop > Stop::No) => Ok(()),
     };
     if result.is_ok() {
@@ -621,7 +619,6 @@ struct Change {
     changed: Vec<(String, Difference, Live)>,
     added: Vec<Started>,
     removed: Vec<String>,
-    transparent: Transparent,
     verbose: u8,
 }
 

@@ -9,7 +9,7 @@ use hyper::{
     Method, Request, StatusCode, client::conn::http1, header::HOST, http::request::Builder,
 };
 use hyper_util::rt::TokioIo;
-use smbdirect_transport::{ResolveError, connect_tcp};
+use smbdirect_transport::{Cause, connect_tcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     task::JoinSet,
@@ -39,11 +39,9 @@ pub(crate) async fn ask(
     let answer = match endpoint {
         Endpoint::Address(address) => {
             let stream = connect_tcp(address, DEFAULT_PORT, ANSWER_TIMEOUT).await;
-            let explained = stream.map_err(|error| match error.downcast::<ResolveError>() {
-                Ok(unknown_name) => unknown_name.into(),
-                Err(error) => {
-                    anyhow!("{error:#}; the server is a gateway or listener with {what} ADDR")
-                }
+            let explained = stream.map_err(|error| match error.cause() {
+                Cause::Name => error.into(),
+                _ => anyhow!("{error}; the server is a gateway or listener with {what} ADDR"),
             });
             let stream = explained.of_kind(Kind::Connect)?;
             timeout(

@@ -12,7 +12,7 @@ use smbdirect_smb::{
     frame::{self, HEADER_LENGTH},
     smb2::{Command, Header, NegotiateContext, NegotiateRequest},
 };
-use smbdirect_transport::{self as transport, Cause, Unconnected, text};
+use smbdirect_transport::{self as transport, Cause, text};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -128,12 +128,12 @@ async fn observe(service: &Service, server: &Server, end: Instant) -> Result<(),
     let connecting = service.connect(&server.address, None, limit / 10 * 9);
     let connected = timeout_at(end, connecting).await;
     let connected = connected.map_err(|_| late(Seen::Unreachable))?;
-    let peer = connected.map_err(|Unconnected { cause, error }| {
-        let mut text = format!("{error:#}");
-        if cause == Cause::Closed {
-            text = CLOSED.to_owned();
-        }
-        (Seen::of(cause), text)
+    let peer = connected.map_err(|error| {
+        let text = match error.cause() {
+            Cause::Closed => CLOSED.to_owned(),
+            _ => error.to_string(),
+        };
+        (Seen::of(error.cause()), text)
     })?;
     let answered = timeout_at(end, answer(service, peer)).await;
     let answered = answered.map_err(|_| late(Seen::Silent))?;

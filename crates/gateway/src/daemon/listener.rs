@@ -1,14 +1,14 @@
 //! The listeners that clients connect to.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
 use smbdirect::{Incoming, rdma::provider::Admission};
-use smbdirect_transport::{Opened, canonical, limit_cure};
+use smbdirect_transport::{Cause, Error, Opened, Throttle, canonical, limit_cure};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
@@ -23,8 +23,6 @@ use crate::{
 
 /// Pause after a failure to accept a TCP connection, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The interval of log lines about failures to accept.
-const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// A listener that clients connect to.
 #[derive(Debug)]
@@ -54,10 +52,10 @@ impl ClientListener {
     ///
     /// # Errors
     /// The operating system does not support it.
-    pub fn address(&self) -> Result<SocketAddr> {
+    pub fn address(&self) -> io::Result<SocketAddr> {
         match self {
-            Self::SmbDirect(listener) => listener.local_addr().context("listening"),
-            Self::Tcp(listener) => listener.local_addr().context("listening"),
+            Self::SmbDirect(listener) => listener.local_addr(),
+            Self::Tcp(listener) => listener.local_addr(),
         }
     }
 
@@ -66,7 +64,7 @@ impl ClientListener {
     pub(crate) async fn accept_all(
         self,
         service: Arc<Service>,
-        clients: mpsc::Sender<Result<Client>>,
+        clients: mpsc::Sender<Result<Client, Error>>,
         phases: Phases,
     ) {
         let accepted = match self {
@@ -89,9 +87,9 @@ impl ClientListener {
 async fn accept_smb_direct(
     listener: Opened,
     service: Arc<Service>,
-    clients: &mpsc::Sender<Result<Client>>,
+    clients: &mpsc::Sender<Result<Client, Error>>,
     phases: Phases,
-) -> Result<()> {
+) -> Result<(), Error> {
     let mut listener = listener
         .listen()
         .await?
@@ -114,7 +112,10 @@ async fn accept_smb_direct(
         let mut incoming = match accepted {
             Ok(incoming) => incoming,
             Err(_) if is_stopped => return Ok(()),
-            Err(error) => return Err(anyhow!("cannot listen any longer: {error}")),
+            Err(error) => {
+                let text = format!("cannot listen any longer: {error}");
+                return Err(Error::new(Cause::Own, text));
+            }
         };
         let place = incoming
             .take_place()
@@ -137,10 +138,10 @@ async fn accept_smb_direct(
 async fn accept_tcp(
     listener: TcpListener,
     service: &Service,
-    clients: &mpsc::Sender<Result<Client>>,
+    clients: &mpsc::Sender<Result<Client, Error>>,
     phases: Phases,
 ) {
-    let (mut logged, mut failures) = (None, 0);
+    let mut failures = Throttle::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -149,11 +150,9 @@ async fn accept_tcp(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                failures += 1;
-                if logged.is_none_or(|logged: Instant| logged.elapsed() > LOG_INTERVAL) {
+                if let Some(failures) = failures.due(Instant::now()) {
                     let cure = limit_cure(&error);
                     warn!(%error, cure, failures, "a connection cannot be accepted");
-                    (logged, failures) = (Some(Instant::now()), 0);
                 }
                 sleep(ACCEPT_PAUSE).await;
                 continue;

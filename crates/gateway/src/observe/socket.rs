@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 #[cfg(unix)]
@@ -117,10 +118,11 @@ pub(super) async fn listen_on_path(path: &Path, mode: u32, takes_over: bool) -> 
     if fs::symlink_metadata(path).is_ok_and(is_other) {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // Nobody can connect before the permissions are set, and a socket of another process is replaced at once.
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".{}", process::id()));
-    let hidden = PathBuf::from(hidden);
+    // Nobody can connect before the permissions are set, and a socket of another process is replaced at once. The name is
+    // short, because the path of a socket may not be long.
+    static HIDDEN: AtomicU32 = AtomicU32::new(0);
+    let number = HIDDEN.fetch_add(1, Relaxed);
+    let hidden = path.with_file_name(format!(".{:x}-{number}", process::id()));
     let _ = fs::remove_file(&hidden);
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
     socket.bind(&socket2::SockAddr::unix(&hidden)?)?;
@@ -205,5 +207,9 @@ mod tests {
         fs::write(&path, "file").unwrap();
         assert!(listen_on_path(&path, 0o600, true).await.is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        // The longest path that the system permits.
+        let length = 107 - folder.path().as_os_str().len() - 1;
+        let long = folder.path().join("s".repeat(length));
+        listen_on_path(&long, 0o600, false).await.unwrap().open();
     }
 }

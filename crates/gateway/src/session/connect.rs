@@ -6,6 +6,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use smbdirect::SendError;
+use smbdirect_transport::text;
 use tokio::{
     io::AsyncWriteExt,
     time::{sleep, timeout},
@@ -120,7 +122,7 @@ impl Session {
     async fn in_time<T>(&self, first: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
         let limit = self.live.stall_limit;
         let late = || {
-            let limit = smbdirect_transport::text::time(limit);
+            let limit = text::time(limit);
             Err(Stop::Failed(
                 Side::Client,
                 format!("it has sent nothing for {limit}"),
@@ -145,16 +147,16 @@ impl Session {
             .service
             .connect(&seat.server.address, source, settings.connect_timeout)
             .await;
-        let unreachable = |error: anyhow::Error| {
+        let unreachable = |error: String| {
             let way = source.map(|source| {
                 format!(
                     "; its answers to {source} have to come back to this machine: docs/service.md has the `ip rule` and \
                      `ip route` that --client-address transparent needs"
                 )
             });
-            Stop::Unreachable(format!("{error:#}{}", way.unwrap_or_default()))
+            Stop::Unreachable(format!("{error}{}", way.unwrap_or_default()))
         };
-        let mut server = connected.map_err(|unconnected| unreachable(unconnected.error))?;
+        let mut server = connected.map_err(|error| unreachable(error.to_string()))?;
         server.prepare(Side::Server, &settings.config)?;
         if settings.client_address == ClientAddress::Proxy {
             let header = proxy_header::encode(client, here.unwrap_or(client));
@@ -167,10 +169,15 @@ impl Session {
 }
 
 /// Sends the header of the PROXY protocol before everything else.
-async fn send_header(server: &mut Peer, header: Bytes) -> anyhow::Result<()> {
+async fn send_header(server: &mut Peer, header: Bytes) -> Result<(), String> {
     match server {
-        Peer::Tcp(stream, _) => stream.write_all(&header).await?,
-        Peer::SmbDirect(connection) => connection.send(header)?.await?,
+        Peer::Tcp(stream, _) => {
+            let written = stream.write_all(&header).await;
+            written.map_err(|error| text::plain(&error))
+        }
+        Peer::SmbDirect(connection) => {
+            let sent = async { Ok::<_, SendError>(connection.send(header)?.await?) };
+            sent.await.map_err(|error| error.to_string())
+        }
     }
-    Ok(())
 }

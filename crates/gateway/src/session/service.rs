@@ -8,13 +8,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::anyhow;
 use bytes::Bytes;
 use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::frame;
-use smbdirect_transport::{
-    Address, Cause, Rdma, TcpOptions, Unconnected, canonical, connect_tcp_as,
-};
+use smbdirect_transport::{Address, Cause, Error, Rdma, TcpOptions, canonical, connect_tcp_as};
 
 use crate::{
     admission::{clients::Clients, proxy_header, refused::Refused},
@@ -120,7 +117,7 @@ impl Service {
         upstream: &Address,
         source: Option<IpAddr>,
         limit: Duration,
-    ) -> Result<Peer, Unconnected> {
+    ) -> Result<Peer, Error> {
         Ok(match self.settings.to {
             Protocol::SmbDirect => {
                 let config = &self.settings.config;
@@ -133,10 +130,9 @@ impl Service {
                     network: Some(&self.settings.network),
                 };
                 let stream = connect_tcp_as(&options, upstream, frame::PORT, limit).await?;
-                let address = stream.peer_addr().map_err(|_| Unconnected {
-                    cause: Cause::Closed,
-                    error: anyhow!("the server closed the connection immediately"),
-                })?;
+                let closed = "the server closed the connection immediately";
+                let address = stream.peer_addr();
+                let address = address.map_err(|_| Error::new(Cause::Closed, closed))?;
                 Peer::Tcp(stream, address)
             }
         })

@@ -87,6 +87,16 @@ async fn an_administrator_sees_and_ends_sessions_and_drains_servers() {
         let all = [&["gateway", "ctl", path][..], &arguments].concat();
         run(&all).failed(1, why).one_line();
     }
+    // Each argument becomes a part of a path.
+    for (arguments, why) in [
+        (["end", "x y"], "a session is NUMBER or SERVICE/NUMBER"),
+        (["drain", "no such"], "an address is HOST[:PORT]"),
+        (["drain", "a/b"], "an address is HOST[:PORT]"),
+        (["drain", "a?b"], "an address is HOST[:PORT]"),
+    ] {
+        let all = [&["gateway", "ctl", path][..], &arguments].concat();
+        run(&all).failed(2, why);
+    }
     ctl(&socket, &["end", "1"]);
     assert_eq!(client.receive().await, None);
     event(&mut gateway, "closed");
