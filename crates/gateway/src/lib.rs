@@ -46,7 +46,7 @@ pub use figures::counters::Carried;
 pub use figures::waits::Waited;
 pub use live::{Balance, Check, Live, Network};
 pub use servers::{ServerStatus, state::Seen};
-pub use session::event::Event;
+pub use session::event::{Closed, Event};
 pub use session::service::Service;
 pub use session::state::SessionStatus;
 pub use settings::{ClientAddress, Protocol, Settings, connection_config};

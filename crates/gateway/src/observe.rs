@@ -5,6 +5,7 @@
 //! so an address should be one that only the monitoring can reach.
 
 mod past;
+#[cfg(target_os = "linux")]
 mod process;
 mod registry;
 mod server;
@@ -21,10 +22,9 @@ use socket2::SockRef;
 use tokio::{net::TcpListener, task::JoinSet};
 
 pub use past::{Counters, keep, restore};
-pub use process::ThreadStatus;
 pub use registry::Registry;
 pub use source::{Answer, Figures, counters};
-pub use status::{ConnectionStatus, Status, Traffic};
+pub use status::{ConnectionStatus, Status, ThreadStatus, Traffic};
 
 use socket::Socket;
 use source::Source;
@@ -51,6 +51,7 @@ impl Server {
     /// Returns a server that listens nowhere yet.
     #[must_use]
     pub fn new() -> Self {
+        #[cfg(target_os = "linux")]
         process::open();
         Self::default()
     }

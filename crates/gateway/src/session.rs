@@ -30,7 +30,7 @@ use crate::{
     phase::{Phase, Phases},
     servers::Seat,
     session::{
-        event::Event,
+        event::{Closed, Event},
         places::Place,
         service::{Outgoing, Service},
         state::SessionState,
@@ -301,7 +301,7 @@ impl Session {
         let (server_name, connected) = self.state.server();
         let _reporting = self.service.reporting();
         let open = self.place.end();
-        self.service.report(&Event::Closed {
+        self.service.report(&Event::Closed(Closed {
             id: self.state.id,
             peer: self.state.client(),
             proxy,
@@ -314,6 +314,6 @@ impl Session {
             carried: self.state.traffic.carried(),
             open,
             total: self.service.total(),
-        });
+        }));
     }
 }

@@ -257,10 +257,7 @@ async fn unprovided(
             ),
             Some(Setting::Kind),
         ),
-        (_, Fault::Rejected) => (
-            format!("{address} refused the connection: {what}"),
-            None,
-        ),
+        (_, Fault::Rejected) => (format!("{address} refused the connection: {what}"), None),
         (_, Fault::Reset | Fault::OtherProtocol) => (no_iwarp(), None),
         (_, Fault::Protocol) => (
             format!("{address} does not speak iWARP as it should: {what}; check the port"),
@@ -290,7 +287,9 @@ fn unnegotiated(kind: Kind, error: &ConnectFault, address: SocketAddr, limit: Du
             "{address} closed the connection during the negotiation of SMB Direct: {error}; its log may say why"
         ),
         (Kind::Iwarp, End::Closed | End::ClosedHere) => {
-            format!("{address} closed the connection during the negotiation of SMB Direct; its log may say why")
+            format!(
+                "{address} closed the connection during the negotiation of SMB Direct; its log may say why"
+            )
         }
         (Kind::Iwarp, _) => format!("SMB Direct was not negotiated with {address}: {end}"),
         _ => format!(

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use serde::Serialize;
-use smbdirect_gateway::{Carried, Event as GatewayEvent, SinceLastLine};
+use smbdirect_gateway::{Carried, Closed, Event as GatewayEvent, SinceLastLine};
 use tracing::{info, warn};
 
 use crate::{
@@ -87,7 +87,7 @@ impl Show {
             GatewayEvent::ServerGivenUp { server, reason } => {
                 self.warn_of_server(server, reason, "is given up, and its sessions end");
             }
-            GatewayEvent::Closed { .. } => self.show_closed(event),
+            GatewayEvent::Closed(ref session) => self.show_closed(session),
             GatewayEvent::Summary {
                 total,
                 failed,
@@ -137,61 +137,36 @@ impl Show {
         }
     }
 
-    fn show_closed(&self, event: &GatewayEvent<'_>) {
-        let GatewayEvent::Closed {
-            id,
-            peer,
-            negotiate_seconds,
-            connect_seconds,
-            seconds,
-            ok,
-            ended,
-            ref carried,
-            ..
-        } = *event
-        else {
-            return;
-        };
-        let Self { report, prefix, .. } = self;
-        if report.is_journal() {
-            return self.log_closed(event);
-        }
-        let style = report.style;
-        let how = if ok {
-            style.dim(ended)
-        } else {
-            style.bad(ended)
-        };
-        report.line(format_args!(
-            "{}  {prefix}#{id}  {peer}  {} in {}  negotiate {}  connect {}  {how}",
-            report::now(),
-            in_words(carried),
-            time(seconds),
-            time(negotiate_seconds),
-            time(connect_seconds),
-        ));
-    }
-
-    /// Logs the end of a session, with its figures as fields.
-    fn log_closed(&self, event: &GatewayEvent<'_>) {
-        let GatewayEvent::Closed {
-            id,
-            peer,
-            server_name,
-            negotiate_seconds,
-            connect_seconds,
-            seconds,
-            ok,
-            ended,
-            ref carried,
-            ..
-        } = *event
-        else {
-            return;
-        };
+    fn show_closed(&self, session: &Closed<'_>) {
         let Self {
-            prefix, service, ..
+            report,
+            prefix,
+            service,
         } = self;
+        let Closed {
+            id,
+            peer,
+            seconds,
+            negotiate_seconds,
+            connect_seconds,
+            ended,
+            carried,
+            ..
+        } = *session;
+        let carried_in = format!("{} in {}", in_words(&carried), time(seconds));
+        if !report.is_journal() {
+            let how = if session.ok {
+                report.style.dim(ended)
+            } else {
+                report.style.bad(ended)
+            };
+            let (negotiate, connect) = (time(negotiate_seconds), time(connect_seconds));
+            return report.line(format_args!(
+                "{}  {prefix}#{id}  {peer}  {carried_in}  negotiate {negotiate}  connect {connect}  {how}",
+                report::now(),
+            ));
+        }
+        // In the journal the figures are fields.
         macro_rules! log {
             ($level:ident) => {
                 $level!(
@@ -199,7 +174,7 @@ impl Show {
                     service,
                     session = id,
                     %peer,
-                    server = server_name,
+                    server = session.server_name,
                     ended,
                     seconds,
                     negotiate_seconds,
@@ -210,13 +185,11 @@ impl Show {
                     bytes_to_client = carried.bytes_to_client,
                     bytes_read_by_rdma = carried.bytes_read_by_rdma,
                     bytes_written_by_rdma = carried.bytes_written_by_rdma,
-                    "{prefix}#{id}  {peer}  {} in {}  {ended}",
-                    in_words(carried),
-                    time(seconds)
+                    "{prefix}#{id}  {peer}  {carried_in}  {ended}"
                 )
             };
         }
-        if ok {
+        if session.ok {
             log!(info);
         } else {
             log!(warn);

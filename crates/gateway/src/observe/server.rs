@@ -25,6 +25,7 @@ use tracing::{debug, warn};
 use super::{
     socket::{Connection, Socket},
     source::Source,
+    text,
 };
 
 /// Maximum number of clients that are served at the same time; further ones wait.
@@ -127,7 +128,7 @@ fn respond<B>(site: &Site, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => {
             let text = source.text();
-            with_type(prometheus::TEXT_FORMAT, text)
+            with_type(text::CONTENT_TYPE, text)
         }
         "/status" => {
             let status = serde_json::to_string(&source.status()).expect("keys are strings");

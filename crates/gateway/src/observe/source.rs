@@ -6,7 +6,6 @@ use smbdirect::metrics::{Family, Kind, snapshot};
 
 use super::{
     past::{self, Counters},
-    process,
     status::Status,
     text,
 };
@@ -59,10 +58,11 @@ impl Source {
             Kind::Gauge,
             [(build, 1.0)],
         )];
-        families.extend(process::families());
+        #[cfg(target_os = "linux")]
+        families.extend(super::process::families());
         families.extend(own_families(&*self.figures));
         past::add_to(&mut families);
-        text::encode(families)
+        text::encode(&families)
     }
 
     pub(super) fn figures(&self) -> &dyn Figures {

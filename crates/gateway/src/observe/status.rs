@@ -9,7 +9,8 @@ use smbdirect::{
 };
 use smbdirect_transport::canonical;
 
-use super::process::{self, ThreadStatus};
+#[cfg(target_os = "linux")]
+use super::process;
 use crate::Waited;
 
 /// The state of a running command.
@@ -32,6 +33,15 @@ pub struct Status {
     /// The threads of the command. Empty where the system does not tell.
     #[serde(default)]
     pub threads: Vec<ThreadStatus>,
+}
+
+/// A thread of the process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct ThreadStatus {
+    /// Number of the thread in the system.
+    pub id: u64,
+    /// Processor time so far.
+    pub cpu_seconds: f64,
 }
 
 /// One SMB Direct connection.
@@ -126,7 +136,12 @@ impl Status {
             connections: open
                 .map(|one| ConnectionStatus::of(one, waited.get(&one.id).copied()))
                 .collect(),
-            threads: process::threads(),
+            #[cfg(target_os = "linux")]
+            threads: process::threads()
+                .map(|(id, cpu_seconds)| ThreadStatus { id, cpu_seconds })
+                .collect(),
+            #[cfg(not(target_os = "linux"))]
+            threads: Vec::new(),
         }
     }
 }

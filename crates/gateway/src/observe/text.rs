@@ -1,82 +1,76 @@
 //! Figures as Prometheus text.
 
-use prometheus::{
-    Encoder, TextEncoder,
-    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
-};
+use std::fmt::Write as _;
+
 use smbdirect::{
     RoundTrips,
-    metrics::{Family, Kind, Sample, Value},
+    metrics::{Family, Kind, Value},
 };
 
-/// Returns the figures as Prometheus text.
-pub(super) fn encode(families: Vec<Family>) -> String {
-    let families: Vec<_> = families.into_iter().map(family).collect();
-    let mut text = Vec::new();
-    TextEncoder::new()
-        .encode(&families, &mut text)
-        .expect("each family has a name and samples");
-    String::from_utf8(text).expect("names and labels are UTF-8")
-}
+/// The type of the text in HTTP.
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
 
-fn family(family: Family) -> MetricFamily {
-    let mut made = MetricFamily::default();
-    made.set_name(family.name.into());
-    made.set_help(family.help.into());
-    made.set_field_type(match family.kind {
-        Kind::Counter | Kind::Seconds => MetricType::COUNTER,
-        Kind::Gauge => MetricType::GAUGE,
-        Kind::Histogram => MetricType::HISTOGRAM,
-    });
-    let samples = family.samples.iter();
-    made.set_metric(samples.map(|sample| metric(family.kind, sample)).collect());
-    made
-}
-
-fn metric(kind: Kind, sample: &Sample) -> Metric {
-    let labels = sample.labels.iter().map(|&(name, value)| {
-        let mut label = LabelPair::default();
-        label.set_name(name.into());
-        label.set_value(value.into());
-        label
-    });
-    let mut metric = Metric::from_label(labels.collect());
-    match (kind, sample.value) {
-        (_, Value::Histogram(trips)) => metric.set_histogram(histogram(&trips)),
-        (Kind::Gauge, Value::Number(value)) => {
-            let mut gauge = Gauge::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
-        }
-        (_, Value::Number(value)) => {
-            let mut counter = Counter::default();
-            counter.set_value(value);
-            metric.set_counter(counter);
+/// Returns the figures as Prometheus text. A family without samples has no lines.
+pub(super) fn encode(families: &[Family]) -> String {
+    let mut text = String::new();
+    for family in families.iter().filter(|one| !one.samples.is_empty()) {
+        let name = family.name;
+        let kind = match family.kind {
+            Kind::Counter | Kind::Seconds => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let help = family.help.replace('\\', r"\\").replace('\n', r"\n");
+        // A string takes everything that is written.
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        for sample in &family.samples {
+            let mut line = |of: &str, more: Option<(&str, &str)>, value: &dyn std::fmt::Display| {
+                let labels: Vec<_> = sample
+                    .labels
+                    .iter()
+                    .copied()
+                    .chain(more)
+                    .map(label)
+                    .collect();
+                let _ = match &labels[..] {
+                    [] => writeln!(text, "{name}{of} {value}"),
+                    labels => writeln!(text, "{name}{of}{{{}}} {value}", labels.join(",")),
+                };
+            };
+            let trips = match &sample.value {
+                Value::Number(number) => {
+                    line("", None, number);
+                    continue;
+                }
+                Value::Histogram(trips) => trips,
+            };
+            let mut sum = 0;
+            for (bound, count) in RoundTrips::BOUNDS.iter().zip(trips.buckets) {
+                sum += count;
+                let bound = bound.as_secs_f64().to_string();
+                line("_bucket", Some(("le", &bound)), &sum);
+            }
+            line("_bucket", Some(("le", "+Inf")), &trips.count);
+            line("_sum", None, &trips.sum.as_secs_f64());
+            line("_count", None, &trips.count);
         }
     }
-    metric
+    text
 }
 
-fn histogram(trips: &RoundTrips) -> Histogram {
-    let mut sum = 0;
-    let buckets = RoundTrips::BOUNDS.iter().zip(trips.buckets);
-    let buckets = buckets.map(|(bound, count)| {
-        sum += count;
-        let mut bucket = Bucket::default();
-        bucket.set_upper_bound(bound.as_secs_f64());
-        bucket.set_cumulative_count(sum);
-        bucket
-    });
-    let mut histogram = Histogram::default();
-    histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(trips.count);
-    histogram.set_sample_sum(trips.sum.as_secs_f64());
-    histogram
+fn label((name, value): (&str, &str)) -> String {
+    let value = value
+        .replace('\\', r"\\")
+        .replace('"', "\\\"")
+        .replace('\n', r"\n");
+    format!("{name}=\"{value}\"")
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use smbdirect::metrics::Sample;
 
     use super::*;
 
@@ -98,9 +92,10 @@ mod tests {
         };
         let labelled = [
             (vec![("cause", "violation")], 2.0),
-            (vec![("cause", "aborted")], 0.0),
+            (vec![("cause", "a\"b\\c\nd")], 0.0),
         ];
-        let text = encode(vec![
+        let text = encode(&[
+            Family::labelled("smbdirect_none_total", "Nothing.", Kind::Counter, []),
             Family::labelled("smbdirect_a_total", "A counter.", Kind::Counter, labelled),
             Family::single("smbdirect_b_total", "A time.", Kind::Seconds, 1.25),
             histogram,
@@ -108,7 +103,7 @@ mod tests {
         let start = r#"# HELP smbdirect_a_total A counter.
 # TYPE smbdirect_a_total counter
 smbdirect_a_total{cause="violation"} 2
-smbdirect_a_total{cause="aborted"} 0
+smbdirect_a_total{cause="a\"b\\c\nd"} 0
 # HELP smbdirect_b_total A time.
 # TYPE smbdirect_b_total counter
 smbdirect_b_total 1.25

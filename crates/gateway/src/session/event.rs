@@ -51,34 +51,7 @@ pub enum Event<'a> {
         cure: &'static str,
     },
     /// A session has ended.
-    Closed {
-        /// The number of the session, from 1.
-        id: u64,
-        /// The client.
-        peer: SocketAddr,
-        /// The trusted proxy that the client came through, if there is one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        proxy: Option<SocketAddr>,
-        /// The server, as the settings name it; `None` if none was reached.
-        server_name: Option<&'a str>,
-        /// Time that the client took to connect and negotiate SMB Direct.
-        negotiate_seconds: f64,
-        /// Time that connecting to the server took.
-        connect_seconds: f64,
-        /// Time from the client's connection to the end of the session.
-        seconds: f64,
-        /// Whether it ended without a fault.
-        ok: bool,
-        /// Why it ended.
-        ended: &'a str,
-        /// The traffic that it carried.
-        #[serde(flatten)]
-        carried: Carried,
-        /// Sessions that are open now.
-        open: u64,
-        /// Sessions so far.
-        total: u64,
-    },
+    Closed(Closed<'a>),
     /// A client was turned away.
     TurnedAway {
         /// The client.
@@ -132,4 +105,35 @@ pub enum Event<'a> {
         #[serde(flatten)]
         carried: Carried,
     },
+}
+
+/// A session that has ended.
+#[derive(Debug, Serialize)]
+pub struct Closed<'a> {
+    /// The number of the session, from 1.
+    pub id: u64,
+    /// The client.
+    pub peer: SocketAddr,
+    /// The trusted proxy that the client came through, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<SocketAddr>,
+    /// The server, as the settings name it; `None` if none was reached.
+    pub server_name: Option<&'a str>,
+    /// Time that the client took to connect and negotiate SMB Direct.
+    pub negotiate_seconds: f64,
+    /// Time that connecting to the server took.
+    pub connect_seconds: f64,
+    /// Time from the client's connection to the end of the session.
+    pub seconds: f64,
+    /// Whether it ended without a fault.
+    pub ok: bool,
+    /// Why it ended.
+    pub ended: &'a str,
+    /// The traffic that it carried.
+    #[serde(flatten)]
+    pub carried: Carried,
+    /// Sessions that are open now.
+    pub open: u64,
+    /// Sessions so far.
+    pub total: u64,
 }
