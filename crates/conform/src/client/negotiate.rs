@@ -318,7 +318,7 @@ fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
     // A command may explain a possible cause to its user.
     trial.fails(&[
         "the peer closed the connection",
-        "hung up during the negotiation",
+        "closed the connection during the negotiation",
     ])
 }
 
