@@ -5,7 +5,7 @@
 //! Tokens and base offsets are random, so a peer cannot guess values that were not advertised to it.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeMap, btree_map::Entry},
     fmt, io,
     sync::Arc,
 };
@@ -134,7 +134,7 @@ pub enum AccessFault {
 /// The registered buffers of one connection.
 #[derive(Debug, Default)]
 pub struct MemoryTable {
-    regions: HashMap<Token, Region>,
+    regions: BTreeMap<Token, Region>,
 }
 
 #[derive(Debug)]

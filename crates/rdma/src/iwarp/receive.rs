@@ -266,6 +266,8 @@ impl Receive {
 
     /// Starts to read the rest of a long tagged payload directly to its destination.
     //= PERF-03
+    // It runs once after each read and not for each FPDU, and would keep the code for FPDUs from being inlined.
+    #[inline(never)]
     fn start_placement(&mut self, bytes: &[u8], shared: &mut Shared) -> Result<(), Fault> {
         let Some((ulpdu_length, ulpdu)) = bytes.split_first_chunk::<2>() else {
             return Ok(());

@@ -274,15 +274,9 @@ impl QueuePair {
                 self.slow_down(now, Congestion::Notified);
                 Ok(())
             }
-            _ => {
-                let handled = self
-                    .responder
-                    .handle_request(bth, extended, payload, shared);
-                if self.responder.is_response_lost() {
-                    self.slow_down(now, Congestion::Lost);
-                }
-                handled
-            }
+            _ => self
+                .responder
+                .handle_request(bth, extended, payload, shared),
         };
         if let Err(error) = handled {
             self.fail(error);
@@ -430,6 +424,9 @@ impl QueuePair {
     fn next_packet(&mut self, now: Instant, max_length: usize, sink: &mut impl PacketSink) -> bool {
         if self.ended.is_some() {
             return false;
+        }
+        if self.responder.is_response_lost() {
+            self.slow_down(now, Congestion::Lost);
         }
         if !self.responses_first && self.requester.next_packet(now, max_length, sink) {
             return true;

@@ -444,8 +444,8 @@ impl Requester {
         self.resent_at = None;
         self.pauses = 0;
         pop_front_if(&mut self.reads, |range| range.end <= end);
+        let before = self.queue.len();
         while let Some(request) = pop_front_if(&mut self.queue, |request| request.end() <= end) {
-            self.current = self.current.saturating_sub(1);
             match request.work {
                 WorkRequest::Send { id, .. } => shared.sent(id),
                 WorkRequest::Write { id, .. } => {
@@ -460,6 +460,7 @@ impl Requester {
                 WorkRequest::Receive { .. } => unreachable!("receives are not sent"),
             }
         }
+        self.current = self.current.saturating_sub(before - self.queue.len());
         if self.next < end {
             self.skip_received(end);
         }

@@ -26,8 +26,8 @@ pub(super) struct RetransmissionTimer {
     expired: u32,
     /// The sum of the timeouts that expired since the last progress.
     silent: Duration,
-    /// The end of the timeout that runs, and its length.
-    running: Option<(Instant, Duration)>,
+    /// The time at which the timeout that runs began. Nothing that its length depends on changes while it runs.
+    running: Option<Instant>,
 }
 
 /// The least timeout. A busy host may take this long to run the peer's task.
@@ -68,7 +68,7 @@ impl RetransmissionTimer {
 
     /// Returns when the timer expires.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.running.map(|(deadline, _)| deadline)
+        self.running.map(|began| began + self.timeout())
     }
 
     /// Returns the smoothed time of a round trip, or `None` if none is measured.
@@ -82,9 +82,7 @@ impl RetransmissionTimer {
         if let (Some(sequence), None) = (measure, self.measured) {
             self.measured = Some((sequence, now));
         }
-        if self.running.is_none() {
-            self.start(now);
-        }
+        self.running.get_or_insert(now);
     }
 
     /// Records that the peer has acknowledged everything before `sequence`. `in_flight` is true if other packets
@@ -102,15 +100,7 @@ impl RetransmissionTimer {
         }
         self.expired = 0;
         self.silent = Duration::ZERO;
-        self.running = None;
-        if in_flight {
-            self.start(now);
-        }
-    }
-
-    fn start(&mut self, now: Instant) {
-        let timeout = self.timeout();
-        self.running = Some((now + timeout, timeout));
+        self.running = in_flight.then_some(now);
     }
 
     /// Stops the timer until the next packet is sent, because everything is sent again.
@@ -129,10 +119,10 @@ impl RetransmissionTimer {
 
     /// Returns what to do at `now`.
     pub(super) fn expire(&mut self, now: Instant) -> Expired {
-        let Some((_, timeout)) = self.running.filter(|(deadline, _)| *deadline <= now) else {
+        if self.deadline().is_none_or(|deadline| deadline > now) {
             return Expired::No;
-        };
-        self.silent += timeout;
+        }
+        self.silent += self.timeout();
         //= ROCE-9.7.6-02
         if self.silent >= self.give_up_after {
             return Expired::GiveUp;
