@@ -4,7 +4,6 @@
 use std::{
     future::poll_fn,
     hint::spin_loop,
-    mem,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -91,26 +90,6 @@ impl Shared {
                 return polled;
             }
             spin_loop();
-        }
-    }
-}
-
-impl State {
-    /// Takes one completion, if there is one. `now` may be some spins old.
-    ///
-    /// The upper layer usually replies to a received message, so the work that the message causes is sent with
-    /// the reply, or by the driver task. That task may not run while a future spins, so the next call of this
-    /// function does that work first.
-    fn poll_once(&mut self, now: Instant) {
-        if self.schedule.has_burst() || mem::take(&mut self.wake_pending) {
-            self.drive(now);
-        }
-        if self.queue_pair.busy_poll() {
-            let waker = self.task_waker.clone();
-            let context = &mut Context::from_waker(&waker);
-            self.schedule.begin_poll(false);
-            self.take_completions(now, context, 1, false);
-            self.wake_task();
         }
     }
 }

@@ -6,6 +6,8 @@ use std::task::{Context, Waker};
 use bytes::BytesMut;
 
 use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State, waiting::Condition};
+#[cfg(feature = "metrics")]
+use crate::metrics;
 use crate::{
     engine::{ConnectionError, Event},
     rdma::work::{Completion, Disconnect, ProviderError, ProviderErrorKind, Teardown},
@@ -130,5 +132,27 @@ impl State {
     /// Returns why the connection is over: closed by this end, if the engine has given no other reason.
     pub(super) fn reason(&self) -> ConnectionError {
         self.closed.clone().unwrap_or(ConnectionError::ClosedHere)
+    }
+
+    /// Reports that the connection has ended, for the reason in [`closed`](Self::closed).
+    #[cfg(feature = "metrics")]
+    #[cold]
+    fn report_end(&self) {
+        if let (Some(_), Some(error)) = (self.metered.id, &self.closed) {
+            metrics::ended(error);
+        }
+    }
+
+    /// Reports the round trip of a keepalive that was answered.
+    #[cfg(feature = "metrics")]
+    #[cold]
+    fn report_round_trip(&mut self) {
+        let trips = self.engine.statistics().keepalive_round_trips;
+        if trips.count != self.metered.round_trips
+            && let Some(time) = trips.last
+        {
+            self.metered.round_trips = trips.count;
+            metrics::round_trip(time);
+        }
     }
 }

@@ -23,20 +23,13 @@ use crate::rdma::runtime::background;
 /// Longest time that the end of a thread is delayed. A connection whose close takes longer is not waited for.
 const MAX_END_DELAY: Duration = Duration::from_secs(5);
 
-impl State {
-    /// Moves the connection to the runtime of the library, and returns that runtime, or `None` if this is not possible.
-    pub(super) fn change_runtime(&mut self) -> Option<Handle> {
-        let background = background()?;
-        let entered = background.enter();
-        self.lost_runtime = self.queue_pair.change_runtime();
-        drop(entered);
-        self.lost_runtime.then_some(background)
-    }
-
-    /// Returns whether the connection has lost its runtime, and its end is under way.
-    fn is_ending(&self) -> bool {
-        self.lost_runtime && !self.finished && (self.closed.is_some() || self.engine.is_closing())
-    }
+/// Moves the connection to the runtime of the library, and returns that runtime, or `None` if this is not possible.
+pub(super) fn change_runtime(state: &mut State) -> Option<Handle> {
+    let background = background()?;
+    let entered = background.enter();
+    state.lost_runtime = state.queue_pair.change_runtime();
+    drop(entered);
+    state.lost_runtime.then_some(background)
 }
 
 /// Makes this thread wait at its end until the connection has closed, if the close is under way then.

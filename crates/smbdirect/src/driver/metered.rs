@@ -30,28 +30,6 @@ impl Source for Shared {
     }
 }
 
-impl State {
-    /// Reports that the connection has ended, for the reason in [`closed`](Self::closed).
-    #[cold]
-    pub(super) fn report_end(&self) {
-        if let (Some(_), Some(error)) = (self.metered.id, &self.closed) {
-            metrics::ended(error);
-        }
-    }
-
-    /// Reports the round trip of a keepalive that was answered.
-    #[cold]
-    pub(super) fn report_round_trip(&mut self) {
-        let trips = self.engine.statistics().keepalive_round_trips;
-        if trips.count != self.metered.round_trips
-            && let Some(time) = trips.last
-        {
-            self.metered.round_trips = trips.count;
-            metrics::round_trip(time);
-        }
-    }
-}
-
 impl Drop for State {
     fn drop(&mut self) {
         if let Some(id) = self.metered.id {

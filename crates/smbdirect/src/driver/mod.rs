@@ -8,7 +8,6 @@
 //! |---|---|
 //! | `shared` | the mutex, and the wake-ups that follow its release |
 //! | `state` | what the mutex protects, and the operations that the handles call |
-//! | `registrations` | registered buffers, and the release of those that were dropped |
 //! | `schedule` | when a message is flushed, how much one poll moves, and when an idle end polls before it sleeps |
 //! | `crowd` | the connections of a runtime with one thread, which take turns |
 //! | `rounds` | the poll rounds: completions, posts, flush |
@@ -27,7 +26,6 @@ mod events;
 mod handover;
 #[cfg(feature = "metrics")]
 mod metered;
-mod registrations;
 mod rounds;
 mod schedule;
 mod shared;

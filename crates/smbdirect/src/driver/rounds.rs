@@ -29,7 +29,6 @@ impl State {
                 self.schedule.flushed(now());
             }
             Flush::Task => self.wake_task(),
-            Flush::WokenTask => {}
         }
     }
 
@@ -45,6 +44,24 @@ impl State {
         let all_done = self.run(now, &mut Context::from_waker(&waker), drained);
         // After bulk data, the task may poll rather than sleep.
         if self.end_poll() || !all_done {
+            self.wake_task();
+        }
+    }
+
+    /// Takes one completion, if there is one. `now` may be some spins old.
+    ///
+    /// The upper layer usually replies to a received message, so the work that the message causes is sent with
+    /// the reply, or by the driver task. That task may not run while a future spins, so the next call of this
+    /// function does that work first.
+    pub(super) fn poll_once(&mut self, now: Instant) {
+        if self.schedule.has_burst() || std::mem::take(&mut self.wake_pending) {
+            self.drive(now);
+        }
+        if self.queue_pair.busy_poll() {
+            let waker = self.task_waker.clone();
+            let context = &mut Context::from_waker(&waker);
+            self.schedule.begin_poll(false);
+            self.take_completions(now, context, 1, false);
             self.wake_task();
         }
     }

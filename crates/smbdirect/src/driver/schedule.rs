@@ -52,10 +52,8 @@ const MAX_USELESS: u32 = 6;
 pub(super) enum Flush {
     /// The caller, now. `in_burst` is true if the driver task has not run since the burst began.
     Now { in_burst: bool },
-    /// The driver task, which has to be woken.
+    /// The driver task.
     Task,
-    /// The driver task, which was woken before.
-    WokenTask,
 }
 
 /// The state of a connection on which the three decisions depend.
@@ -115,13 +113,11 @@ impl Schedule {
         }
         let waits = before > 0 && before < MAX_BURST_COUNT && queued + bytes < MAX_BURST_BYTES;
         if waits && !before.is_multiple_of(CLOCK_INTERVAL) {
-            return Flush::WokenTask;
+            return Flush::Task;
         }
         let pause = |flush| now().saturating_duration_since(flush);
         let pause = self.last_flush.map_or(Duration::MAX, pause);
-        if waits && pause <= MAX_BURST {
-            Flush::WokenTask
-        } else if before == 0 && pause < BURST {
+        if waits && pause <= MAX_BURST || before == 0 && pause < BURST {
             Flush::Task
         } else {
             Flush::Now {
@@ -362,7 +358,7 @@ mod tests {
         let mut schedule = schedule();
         assert_eq!(submit(&mut schedule, 7), ALONE);
         assert_eq!(submit(&mut schedule, 7), Flush::Task, "a burst");
-        assert_eq!(submit(&mut schedule, 7), Flush::WokenTask);
+        assert_eq!(submit(&mut schedule, 7), Flush::Task);
         schedule.begin_flush();
         schedule.flushed(now());
         advance(BURST).await;
@@ -372,7 +368,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(submit(&mut schedule, 7), Flush::Task);
             for _ in 1..MAX_BURST_COUNT {
-                assert_eq!(submit(&mut schedule, 7), Flush::WokenTask);
+                assert_eq!(submit(&mut schedule, 7), Flush::Task);
             }
             assert_eq!(submit(&mut schedule, 7), FULL);
         }
@@ -381,7 +377,7 @@ mod tests {
         assert_eq!(submit(&mut schedule, 7), Flush::Task);
         advance(MAX_BURST + BURST).await;
         for _ in 1..CLOCK_INTERVAL {
-            assert_eq!(submit(&mut schedule, 7), Flush::WokenTask);
+            assert_eq!(submit(&mut schedule, 7), Flush::Task);
         }
         assert_eq!(submit(&mut schedule, 7), FULL, "the task does not run");
     }

@@ -13,7 +13,12 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{clock::now, handover::delay_end_of_thread, shared::Shared, state::State};
+use super::{
+    clock::now,
+    handover::{change_runtime, delay_end_of_thread},
+    shared::Shared,
+    state::State,
+};
 
 /// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
 /// released. If its runtime ends first, the runtime of the library continues with a new task.
@@ -185,7 +190,7 @@ impl Drop for Driver {
                 return None;
             }
             // A task that panicked would panic again.
-            let background = (!self.in_poll).then(|| state.change_runtime()).flatten();
+            let background = (!self.in_poll).then(|| change_runtime(state)).flatten();
             if background.is_none() {
                 state.give_up();
             }
