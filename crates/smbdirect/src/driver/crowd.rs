@@ -19,7 +19,7 @@ pub(super) const POLLS_WITHOUT_REQUEST: u32 = 100;
 /// connections than this have had a full poll.
 pub(super) const FEW_CONNECTIONS: usize = 32;
 /// Number of waiting connections beyond which turns do not become longer.
-const MAX_COUNTED_WAITING: usize = 8;
+pub(super) const MAX_COUNTED_WAITING: usize = 8;
 
 /// The connections whose driver tasks run on one runtime with one thread. A turn lasts while the runtime does not run,
 /// so connections of another runtime must not wait for it, even if both run on the same thread.

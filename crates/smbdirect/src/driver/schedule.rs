@@ -31,9 +31,9 @@ pub(super) const POLL_BYTES: usize = 256 * 1024;
 /// Bytes that a poll sends or receives by RDMA, if another connection of the thread carries requests. With more,
 /// a request on another connection waits longer than with plain TCP.
 const SHARED_POLL_BYTES: usize = 96 * 1024;
-/// Bytes that a poll sends or receives in messages, if another connection of the thread carries requests. They
-/// are fewer than [`SHARED_POLL_BYTES`], because messages take more time for each byte than RDMA.
-const SHARED_POLL_MESSAGE_BYTES: usize = 10 * 1024;
+/// Number of bytes moved by RDMA that take about as long as one byte of a message. Such a poll moves fewer bytes in
+/// messages by this factor.
+const MESSAGE_COST: usize = 8;
 /// Consecutive polls and calls with fewer than [`BULK_BYTES`] after which a connection counts as one that carries
 /// requests. The end that receives bulk data has a short poll now and then.
 const SHORT_POLLS_OF_REQUESTS: u8 = 8;
@@ -162,16 +162,15 @@ impl Schedule {
             self.reads_left = POLL_BYTES;
             return None;
         };
-        let mut rdma = SHARED_POLL_BYTES;
+        self.reads_left = SHARED_POLL_BYTES;
         if self.has_more {
-            rdma += crowd.longer_turn_bytes();
+            self.reads_left += crowd.longer_turn_bytes();
         }
-        self.messages_left = SHARED_POLL_MESSAGE_BYTES;
-        self.reads_left = rdma.min(POLL_BYTES);
+        self.messages_left = self.reads_left / MESSAGE_COST;
         let most = if sends_messages {
-            SHARED_POLL_MESSAGE_BYTES
+            self.messages_left
         } else {
-            rdma
+            self.reads_left
         };
         Some(most as u64)
     }
@@ -332,7 +331,9 @@ mod tests {
     };
 
     use super::*;
-    use crate::driver::crowd::{FEW_CONNECTIONS, POLLS_WITHOUT_REQUEST, WAITING_BYTES};
+    use crate::driver::crowd::{
+        FEW_CONNECTIONS, MAX_COUNTED_WAITING, POLLS_WITHOUT_REQUEST, WAITING_BYTES,
+    };
 
     const WINDOW: Duration = Duration::from_micros(100);
     const NOTHING: Duration = Duration::ZERO;
@@ -402,12 +403,12 @@ mod tests {
         requests(&mut other);
         for (sends_messages, most) in [
             (false, SHARED_POLL_BYTES),
-            (true, SHARED_POLL_MESSAGE_BYTES),
+            (true, SHARED_POLL_BYTES / MESSAGE_COST),
         ] {
             assert_eq!(other.begin_poll(sends_messages), Some(most as u64));
             assert!(!other.is_over());
         }
-        other.message_arrived(SHARED_POLL_MESSAGE_BYTES);
+        other.message_arrived(SHARED_POLL_BYTES / MESSAGE_COST);
         assert!(other.is_over());
         other.begin_poll(false);
         other.read_finished(SHARED_POLL_BYTES);
@@ -447,10 +448,7 @@ mod tests {
         yield_now().await;
         let longer = SHARED_POLL_BYTES + WAITING_BYTES;
         assert_eq!(first.begin_poll(false), Some(longer as u64));
-        assert_eq!(
-            first.begin_poll(true),
-            Some(SHARED_POLL_MESSAGE_BYTES as u64)
-        );
+        assert_eq!(first.begin_poll(true), Some((longer / MESSAGE_COST) as u64));
         assert!(!waiting.is_finished());
         drop(turn);
         waiting.await.unwrap();
@@ -514,7 +512,7 @@ mod tests {
                     longest = longest.max(total().sum::<u64>() - before);
                 }
             }
-            let turn = SHARED_POLL_BYTES + WAITING_BYTES * connections.min(8);
+            let turn = SHARED_POLL_BYTES + WAITING_BYTES * connections.min(MAX_COUNTED_WAITING);
             assert!(longest <= 2 * turn as u64, "{connections}: {longest}");
             let (least, most) = (total().min().unwrap(), total().max().unwrap());
             assert!(
