@@ -32,7 +32,6 @@
 //! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
 //! roce      BTH, PSNs, CM           -> Sends, Writes, Reads, NAKs, from packets of RoCE
 //! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
-//! silence   credits and time        -> ends that grant nothing
 //! streams   all of it, in one order -> events
 //! summary   events                  -> their counts
 //! assembly  Data Transfers          -> SMB messages
@@ -65,7 +64,6 @@ mod per_end;
 mod recorder;
 mod roce;
 mod rules;
-mod silence;
 mod smb;
 mod streams;
 mod summary;
@@ -82,7 +80,6 @@ pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
     PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
 };
-pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use out::Sink;
 pub use peel::OTHER_UDP;
 pub use per_end::{PerEnd, Side};

@@ -3,13 +3,13 @@
 use smbdirect::rdma::roce::packet::{NakCode, Opcode};
 
 /// Returns private data without the zeros at its end.
-pub fn private_data_used(data: &[u8]) -> &[u8] {
+pub(super) fn private_data_used(data: &[u8]) -> &[u8] {
     let end = data.iter().rposition(|&byte| byte != 0);
     &data[..end.map_or(0, |end| end + 1)]
 }
 
 /// Returns the name of a negative acknowledgement.
-pub const fn nak_name(code: NakCode) -> &'static str {
+pub(super) const fn nak_name(code: NakCode) -> &'static str {
     match code {
         NakCode::PsnSequenceError => "PSN sequence error",
         NakCode::InvalidRequest => "invalid request",
@@ -27,12 +27,12 @@ const WAITS: [u32; 32] = [
 ];
 
 /// Returns the time that an RNR NAK asks to wait, in milliseconds.
-pub fn rnr_wait_ms(timer: u8) -> f64 {
+pub(super) fn rnr_wait_ms(timer: u8) -> f64 {
     f64::from(WAITS[usize::from(timer) % WAITS.len()]) / 100.0
 }
 
 /// Returns the name of an opcode in the specification.
-pub const fn opcode_name(opcode: Opcode) -> &'static str {
+pub(super) const fn opcode_name(opcode: Opcode) -> &'static str {
     match opcode {
         Opcode::SendFirst => "SEND First",
         Opcode::SendMiddle => "SEND Middle",

@@ -18,7 +18,6 @@ use super::{
     peel::OTHER_UDP,
     per_end::{PerEnd, Side},
     roce::Roce,
-    silence::Silence,
     tcp::{Another, Connection, LATE_PACKETS, Piece, Position, TcpPacket, Watch},
 };
 
@@ -40,7 +39,6 @@ pub struct Streams {
     /// The time of the first packet.
     start: Option<Duration>,
     counts: Counts,
-    silence: Silence,
     detail: Detail,
     plain_smb: Option<PlainSmb>,
     /// The sender and the receiver of the last packet, if it was one of SMB over TCP.
@@ -148,15 +146,6 @@ impl Streams {
 
     /// Takes the next packet.
     pub fn packet(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
-        let mut silence = std::mem::take(&mut self.silence);
-        self.examine(packet, &mut |event| {
-            silence.event(&event).into_iter().for_each(&mut *sink);
-            sink(event);
-        });
-        self.silence = silence;
-    }
-
-    fn examine(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
         (self.plain_packet, self.is_without_data) = (None, false);
         let counts = &mut self.counts;
         counts.packets += 1;

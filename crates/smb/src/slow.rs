@@ -110,6 +110,7 @@ causes! {
             ["any system", "more requests outstanding, and larger ones; a shorter path"],
             ["Linux client", "mount with rsize=4194304,wsize=4194304,rasize=16777216; copy several files at a time"],
             ["Windows", "robocopy SOURCE TARGET /E /MT:16"],
+            ["sender", "no SO_SNDBUF in the program; on Linux sysctl -w net.ipv4.tcp_wmem='4096 65536 67108864'"],
         ];
     Loss, "loss",
         "The path loses packets.",
@@ -188,12 +189,6 @@ causes! {
         [
             ["Linux", "at the receiver: sysctl -w net.ipv4.tcp_rmem='4096 131072 67108864'; no SO_RCVBUF in the program"],
             ["Windows", "at the receiver: netsh int tcp set global autotuninglevel=normal"],
-        ];
-    SendBuffer, "send_buffer",
-        "The send buffer of an end is too small for the path: the same number of bytes leaves in each round trip.",
-        [
-            ["Linux", "at the sender: sysctl -w net.ipv4.tcp_wmem='4096 65536 67108864'; no SO_SNDBUF in the program"],
-            ["Windows", "at the sender: no SO_SNDBUF in the program"],
         ];
     SlowReceiver, "slow_receiver",
         "The receiver takes bytes from its socket too slowly, and closes its window.",

@@ -45,8 +45,6 @@ pub struct Talk {
     pub crc: bool,
     pub request: StartupFrame,
     pub reply: StartupFrame,
-    /// The time before the last packet; the others are a millisecond apart.
-    pub pause: Duration,
 }
 
 /// The fields of a Data Transfer; one payload byte by default.
@@ -151,7 +149,6 @@ impl Talk {
             crc: false,
             request: frame(FrameKind::Request),
             reply: frame(FrameKind::Reply),
-            pause: Duration::ZERO,
         };
         for (way, flags) in [(I, SYN), (R, SYN | ACK), (I, ACK)] {
             talk.packet(way, flags, &[]);
@@ -336,22 +333,12 @@ impl Talk {
 
     /// Returns the capture of it.
     pub fn capture(&self) -> Vec<u8> {
-        paused(DataLink::ETHERNET, &self.frames(), self.pause)
+        pcap(DataLink::ETHERNET, &self.frames())
     }
 }
 
 /// Returns a capture of packets that are a millisecond apart.
 pub fn pcap(datalink: DataLink, frames: &[Vec<u8>]) -> Vec<u8> {
-    paused(datalink, frames, Duration::ZERO)
-}
-
-/// Writes such a capture to a file.
-pub fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
-    fs::write(path, pcap(datalink, frames)).unwrap();
-}
-
-/// Returns a capture with a pause before the last frame.
-fn paused(datalink: DataLink, frames: &[Vec<u8>], pause: Duration) -> Vec<u8> {
     let header = PcapHeader {
         snaplen: 1 << 18,
         datalink,
@@ -359,14 +346,16 @@ fn paused(datalink: DataLink, frames: &[Vec<u8>], pause: Duration) -> Vec<u8> {
     };
     let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
     for (index, frame) in frames.iter().enumerate() {
-        let mut time = Duration::from_millis(1_000_000 + index as u64);
-        if index + 1 == frames.len() {
-            time += pause;
-        }
+        let time = Duration::from_millis(1_000_000 + index as u64);
         let packet = PcapPacket::new(time, frame.len() as u32, frame);
         writer.write_packet(&packet).unwrap();
     }
     writer.into_writer()
+}
+
+/// Writes such a capture to a file.
+pub fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
+    fs::write(path, pcap(datalink, frames)).unwrap();
 }
 
 /// A connection with some messages in both directions, and its end.

@@ -1,15 +1,11 @@
 //! Prints events as lines for people.
 
-mod roce;
+mod fields;
 
-use std::fmt::Write;
+use smbdirect_decode::{DataTransfer, Event, EventKind, OTHER_UDP, Side, Summary};
 
+use self::fields::fields;
 use crate::report::{self, Report, Style, count, plural};
-use smbdirect::{
-    rdma::iwarp::mpa::StartupFrame,
-    wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
-};
-use smbdirect_decode::{DataTransfer, Event, EventKind, OTHER_UDP, Side, Summary, Tagged};
 
 /// Prints the lines of an event.
 pub(super) fn event(report: &Report, event: &Event) {
@@ -36,12 +32,8 @@ pub(super) fn event(report: &Report, event: &Event) {
             "stream {}: {first} ({one}) and {second} ({other}){joined}",
             event.stream
         )));
-        for [frame, time, stream, name, cells @ ..] in HEADS {
-            let line = format!(
-                "{frame:>7} {time:>10} {stream:>6}    {name:<13}{}",
-                row(cells)
-            );
-            report.line(style.dim(line.trim_end()));
+        for head in HEADS {
+            report.line(style.dim(head));
         }
         return;
     }
@@ -57,7 +49,7 @@ pub(super) fn event(report: &Report, event: &Event) {
             let credits = event.credits.initiator_first(event.initiator);
             data_transfer(&mut line, transfer, credits);
         }
-        kind => line += &words(kind, style),
+        _ => line += &words(event, style),
     }
     report.line(line.trim_end());
     for broken in &event.broken {
@@ -68,35 +60,9 @@ pub(super) fn event(report: &Report, event: &Event) {
 }
 
 /// The columns of Data Transfers under the names of the specification, and the columns before them.
-const HEADS: [[&str; 12]; 2] = [
-    [
-        "",
-        "",
-        "",
-        "",
-        "Credits",
-        "Credits",
-        "",
-        "Remaining",
-        "Data",
-        "Data",
-        "credits",
-        "held",
-    ],
-    [
-        "frame",
-        "time",
-        "stream",
-        "message",
-        "Requested",
-        "Granted",
-        "Flags",
-        "DataLength",
-        "Offset",
-        "Length",
-        "by I",
-        "by R",
-    ],
+const HEADS: [&str; 2] = [
+    "                                             Credits Credits         Remaining   Data   Data credits  held",
+    "  frame       time stream    message       Requested Granted  Flags DataLength Offset Length    by I  by R",
 ];
 
 fn row(cells: [&str; 8]) -> String {
@@ -160,39 +126,34 @@ fn or(number: Option<u32>, unknown: &str) -> String {
 }
 
 /// Describes an event other than a Data Transfer.
-fn words(kind: &EventKind, style: Style) -> String {
-    let words = match kind {
-        EventKind::Startup(frame) => startup(frame),
-        EventKind::BadStartup { error, .. } => error.to_string(),
-        EventKind::BadFpdu { ulpdu_length } => {
-            format!("ULPDU_Length {ulpdu_length}, cannot be decoded")
-        }
-        EventKind::ReadyToReceive { by } => format!("{by} of length 0"),
-        EventKind::Write(tagged) | EventKind::ReadResponse(tagged) => placed(tagged),
-        EventKind::ReadRequest(request) => format!(
-            "{} from STag 0x{:08x} offset 0x{:x} to STag 0x{:08x} offset 0x{:x}",
-            plural(request.read_message_size.into(), "byte"),
-            request.source_stag,
-            request.source_tagged_offset,
-            request.sink_stag,
-            request.sink_tagged_offset,
-        ),
-        EventKind::Terminate(terminate) => {
-            let words = terminate.to_string();
-            words.trim_start_matches("Terminate ").into()
-        }
-        EventKind::NegotiateRequest(request) => negotiate_request(request),
-        EventKind::NegotiateResponse(response) => negotiate_response(response),
+fn words(event: &Event, style: Style) -> String {
+    let words = match &event.kind {
         EventKind::Headless { length, .. } => format!(
             "{}; its fields were not captured, or the message is too short to have them",
             plural(*length, "byte")
         ),
+        EventKind::BadFpdu { .. } | EventKind::BadPacket { .. } => {
+            format!("{}, cannot be decoded", fields(event))
+        }
         EventKind::Gap { bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.bad(&format!(
                 "-- {bytes} of this direction are not in the capture"
             ));
         }
+        EventKind::MissingPackets { packets } => {
+            let verb = if *packets == 1 { "is" } else { "are" };
+            let packets = plural(*packets, "packet");
+            return style.bad(&format!(
+                "-- {packets} of this direction {verb} not in the capture"
+            ));
+        }
+        EventKind::SentAgain { psn, packets } => {
+            let packets = plural(*packets, "packet");
+            let psn = psn.value();
+            return style.bad(&format!("-- {packets} sent again, from PSN 0x{psn:06x}"));
+        }
+        EventKind::Packet(_) => return style.dim(&format!("-- {}", fields(event))),
         EventKind::InStep { passed_over: bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.dim(&format!("-- {bytes} skipped, up to where an FPDU begins"));
@@ -200,113 +161,9 @@ fn words(kind: &EventKind, style: Style) -> String {
         EventKind::Note { note } => return style.dim(&format!("-- {note}")),
         EventKind::Closed { reset: true } => return style.dim("-- TCP is reset"),
         EventKind::Closed { reset: false } => return style.dim("-- TCP is closed"),
-        EventKind::DataTransfer(_) | EventKind::Stream { .. } => String::new(),
-        kind @ (EventKind::SentAgain { .. }
-        | EventKind::MissingPackets { .. }
-        | EventKind::Packet(_)) => {
-            let remark = roce::remark(kind).unwrap_or_default();
-            return match kind {
-                EventKind::Packet(_) => style.dim(&remark),
-                _ => style.bad(&remark),
-            };
-        }
-        kind => roce::words(kind).unwrap_or_default(),
+        _ => fields(event),
     };
-    format!("{:<18} {words}", kind.name().unwrap_or_default())
-}
-
-/// The bytes that an end of this library appends to its MPA private data, so that another one
-/// recognises it.
-const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
-/// The signature of an initiator that wants no CRCs.
-const PEER_SIGNATURE_WITHOUT_CRC: &[u8] = b"\x9d\xe1smbd\x03\x5c";
-
-fn startup(frame: &StartupFrame) -> String {
-    let mut text = format!("revision {}", frame.revision);
-    for (is_set, word) in [
-        (frame.rejected, "REJECTED"),
-        (frame.markers, "markers"),
-        (frame.crc, "CRC"),
-    ] {
-        if is_set {
-            text = format!("{text}, {word}");
-        }
-    }
-    if let Some(enhanced) = frame.enhanced {
-        let _ = write!(text, ", IRD {}, ORD {}", enhanced.ird, enhanced.ord);
-        for (is_set, word) in [
-            (enhanced.peer_to_peer, "peer-to-peer"),
-            (enhanced.rtr_send, "RTR by Send"),
-            (enhanced.rtr_write, "RTR by RDMA Write"),
-            (enhanced.rtr_read, "RTR by RDMA Read"),
-        ] {
-            if is_set {
-                let _ = write!(text, ", {word}");
-            }
-        }
-    }
-    let length = frame.private_data.len();
-    if length > 0 {
-        let _ = write!(text, ", private data of {}", plural(length as u64, "byte"));
-    }
-    let signatures = [PEER_SIGNATURE, PEER_SIGNATURE_WITHOUT_CRC];
-    let unsigned = signatures
-        .iter()
-        .find_map(|signature| frame.private_data.strip_suffix(*signature));
-    let mut said = Vec::new();
-    match IrdOrd::decode(unsigned.unwrap_or(&frame.private_data)) {
-        Ok(Some(IrdOrd { ird, ord })) => said.push(format!("IRD {ird}, ORD {ord}")),
-        Err(error) => said.push(error.to_string()),
-        Ok(None) => {}
-    }
-    if unsigned.is_some() {
-        said.push("the smbdirect signature".into());
-    }
-    if !said.is_empty() {
-        let _ = write!(text, ": {}", said.join(", "));
-    }
-    text
-}
-
-fn placed(tagged: &Tagged) -> String {
-    format!(
-        "{} to STag 0x{:08x} offset 0x{:x}, {}",
-        plural(tagged.length, "byte"),
-        tagged.stag,
-        tagged.tagged_offset,
-        plural(tagged.segments, "segment"),
-    )
-}
-
-fn negotiate_request(request: &NegotiateRequest) -> String {
-    format!(
-        "MinVersion 0x{:04x}, MaxVersion 0x{:04x}, CreditsRequested {}, PreferredSendSize {}, \
-         MaxReceiveSize {}, MaxFragmentedSize {}",
-        request.min_version,
-        request.max_version,
-        request.credits_requested,
-        request.preferred_send_size,
-        request.max_receive_size,
-        request.max_fragmented_size,
-    )
-}
-
-fn negotiate_response(response: &NegotiateResponse) -> String {
-    format!(
-        "MinVersion 0x{:04x}, MaxVersion 0x{:04x}, NegotiatedVersion 0x{:04x}, \
-         CreditsRequested {}, CreditsGranted {}, Status {}, MaxReadWriteSize {}, \
-         PreferredSendSize {}, MaxReceiveSize {}, MaxFragmentedSize {}",
-        response.min_version,
-        response.max_version,
-        response.negotiated_version,
-        response.credits_requested,
-        response.credits_granted,
-        response.status,
-        response.max_read_write_size,
-        response.preferred_send_size,
-        response.max_receive_size,
-        response.max_fragmented_size,
-    )
+    format!("{:<18} {words}", event.kind.name().unwrap_or_default())
 }
 
 /// Maximum number of streams that the summary lists individually.
@@ -457,34 +314,5 @@ fn beside(report: &Report, summary: &Summary) {
             let packets = plural(*packets, "packet");
             report.line(format_args!("{packets} of {unread}, not understood"));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use smbdirect::rdma::iwarp::mpa::FrameKind;
-
-    #[test]
-    fn signature_in_private_data_is_not_read_depths() {
-        let mut frame = StartupFrame::new(FrameKind::Reply, 2);
-        frame.private_data = PEER_SIGNATURE.to_vec().into();
-        assert_eq!(
-            startup(&frame),
-            "revision 2, private data of 8 bytes: the smbdirect signature"
-        );
-        let depths = [0, 0, 0, 32, 0, 0, 0, 16];
-        for signature in [PEER_SIGNATURE, PEER_SIGNATURE_WITHOUT_CRC] {
-            frame.private_data = [&depths, signature].concat().into();
-            assert_eq!(
-                startup(&frame),
-                "revision 2, private data of 16 bytes: IRD 32, ORD 16, the smbdirect signature"
-            );
-        }
-        frame.private_data = depths.to_vec().into();
-        assert_eq!(
-            startup(&frame),
-            "revision 2, private data of 8 bytes: IRD 32, ORD 16"
-        );
     }
 }

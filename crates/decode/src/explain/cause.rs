@@ -29,14 +29,10 @@ pub enum Phase {
     Path,
     /// Packets had been lost and were not replaced yet.
     Retransmission,
-    /// The sender waited for acknowledgements, because a loss had reduced its congestion window.
-    ReducedWindow,
     /// The sender waited for an acknowledgement that its peer delayed.
     DelayedAcknowledgement,
     /// The sender waited for the window of its peer.
     Window,
-    /// The sender's own buffer was full of bytes that were not acknowledged yet.
-    SendBuffer,
     /// The server had announced that a request waits.
     Announced,
     /// A sender paused in the middle of a message, without a reason on the wire.
@@ -47,7 +43,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order in which they are shown.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 16] = [
         Self::Idle,
         Self::Setup,
         Self::Think,
@@ -59,10 +55,8 @@ impl Phase {
         Self::Server,
         Self::Path,
         Self::Retransmission,
-        Self::ReducedWindow,
         Self::DelayedAcknowledgement,
         Self::Window,
-        Self::SendBuffer,
         Self::Announced,
         Self::Pause,
         Self::Unseen,
@@ -82,10 +76,8 @@ impl Phase {
             Self::Server => "in the server",
             Self::Path => "delay of the path",
             Self::Retransmission => "lost packets",
-            Self::ReducedWindow => "congestion window that a loss has reduced",
             Self::DelayedAcknowledgement => "delayed acknowledgements",
             Self::Window => "window of the receiver",
-            Self::SendBuffer => "send buffer of the sender",
             Self::Announced => "a wait that the server has announced",
             Self::Pause => "pauses of a sender",
             Self::Unseen => "not seen: the capture lacks packets",

@@ -2,8 +2,6 @@
 
 mod pace;
 
-use std::time::Duration;
-
 use smbdirect::rdma::roce::{
     Psn,
     packet::{Opcode, Syndrome},
@@ -13,7 +11,7 @@ use super::{
     PACKET_INTERVAL,
     operations::nanos,
     report::PathReport,
-    timeline::{LONG_ROUND_TRIP, RoundTrips, What, Window},
+    timeline::{LONG_ROUND_TRIP, RoundTrips, What},
 };
 use crate::{
     event::{Event, EventKind, Repeated, RocePacket},
@@ -32,7 +30,7 @@ pub(super) struct Path {
     by_acknowledgement: PerEnd<Option<u64>>,
     /// Whether the client and the server have used up the window of their peer.
     full: PerEnd<bool>,
-    last_window: Window,
+    is_full: bool,
     /// The last window that the client and the server offered, and the largest.
     windows: PerEnd<Option<[u32; 2]>>,
     /// What the client and the server send in each round trip.
@@ -44,8 +42,6 @@ pub(super) struct Path {
     ends: PerEnd<EndOfRoce>,
     /// A recovery of TCP that has not ended.
     recovery: Option<Sending>,
-    /// The congestion windows of the client and of the server.
-    flights: PerEnd<Flight>,
     /// The time and the sort of the last packet that was marked.
     last: Option<(u64, SortOfPacket)>,
     /// Bytes of packets that were not marked since.
@@ -74,18 +70,6 @@ impl Sending {
             0
         }
     }
-}
-
-/// Bytes that an end sends in half a round trip. They show its congestion window wherever the capture was made; the bytes
-/// in flight are known only at the sender.
-#[derive(Debug, Default)]
-struct Flight {
-    since: u64,
-    bytes: u64,
-    /// The most bytes so far.
-    most: u64,
-    /// Whether a loss has reduced the window, and it has not grown to `most` again.
-    is_reduced: bool,
 }
 
 /// What an end of RoCE has sent.
@@ -126,8 +110,6 @@ const MERGED_TIME: u64 = 50_000;
 const MIN_PACKETS: u64 = 8;
 /// If the first packet of a loss was sent again this often, no copy of it arrives.
 const BLACK_HOLE_ATTEMPTS: u32 = 3;
-/// A sender has sent a packet again so often after this time: after 0.2 s, 0.4 s and 0.8 s, and a round trip.
-const BLACK_HOLE_TIME: u64 = 1_500_000_000;
 /// A smaller packet passes every link.
 const BLACK_HOLE_BYTES: u32 = 1000;
 
@@ -217,18 +199,9 @@ impl Path {
             let time = u64::try_from(gap.as_nanos()).unwrap_or(now);
             signs.marks.push((time, What::Gap));
         }
-        let bytes = if packet.sent_again { 0 } else { packet.length };
         let sort = (from, has_data, packet.acknowledges);
+        let bytes = if packet.sent_again { 0 } else { packet.length };
         self.mark_packet(now, sort, bytes, signs);
-        let interval = self.round_trips().longest().max(LONG_ROUND_TRIP) / 2;
-        let flight = &mut self.flights[from];
-        if flight.send(bytes.into(), now, interval) {
-            let what = What::ReducedWindow {
-                of: from,
-                begins: false,
-            };
-            signs.marks.push((now, what));
-        }
         if let Some(round_trip) = packet.round_trip {
             let nanos = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
             self.round_trip(from, nanos, !has_data);
@@ -240,10 +213,7 @@ impl Path {
             self.sent_again(frame);
         }
         if let Some(recovery) = packet.recovery {
-            self.recovery(&recovery, packet.length, from, now, signs);
-        }
-        if let Some(since) = packet.lacks_since {
-            self.lacks(since, now);
+            self.recovery(&recovery, packet.length, now, signs);
         }
         if has_data {
             self.full[from] = packet.window_full;
@@ -253,46 +223,19 @@ impl Path {
         } else if packet.acknowledges {
             self.full[!from] = false;
         }
-        let window = self.window();
-        if std::mem::replace(&mut self.last_window, window) != window {
-            signs.marks.push((now, What::Window(window)));
+        let is_full = self.full.contains(&true);
+        if std::mem::replace(&mut self.is_full, is_full) != is_full {
+            signs.marks.push((now, What::WindowFull(is_full)));
         }
     }
 
-    fn window(&self) -> Window {
-        // The window of the client is that of the server's data.
-        let of = |end: Role| match self.windows[end] {
-            _ if !self.full[!end] => Window::Open,
-            Some([last, most]) if last <= most / 2 => Window::Shrunk,
-            _ => Window::Full,
-        };
-        of(Role::Client).max(of(Role::Server))
-    }
-
-    fn recovery(
-        &mut self,
-        recovery: &Recovery,
-        length: u32,
-        from: Role,
-        now: u64,
-        signs: &mut Signs,
-    ) {
+    fn recovery(&mut self, recovery: &Recovery, length: u32, now: u64, signs: &mut Signs) {
         let since = u64::try_from(recovery.since.as_nanos()).unwrap_or(now);
         if recovery.spurious {
             self.recovery = None;
         } else if recovery.ended {
             let length = self.recovery.take().map_or(0, Sending::never_arrived);
             loss(since, now, recovery.attempts, length, signs);
-            // A packet that is only late fills its hole earlier than a copy of it can.
-            if now.saturating_sub(since) >= self.round_trips().longest() / 2 {
-                // The acknowledgement is of the other end.
-                self.flights[!from].is_reduced = true;
-                let what = What::ReducedWindow {
-                    of: !from,
-                    begins: true,
-                };
-                signs.marks.push((now, what));
-            }
         } else {
             let largest = self
                 .recovery
@@ -302,19 +245,6 @@ impl Path {
                 attempts: recovery.attempts,
                 largest,
                 last: length,
-            });
-        }
-    }
-
-    /// A receiver lacks bytes. If that lasts, no copy of them arrives.
-    fn lacks(&mut self, since: Duration, now: u64) {
-        let since = u64::try_from(since.as_nanos()).unwrap_or(now);
-        if now.saturating_sub(since) >= BLACK_HOLE_TIME && self.recovery.is_none() {
-            self.recovery = Some(Sending {
-                since,
-                attempts: BLACK_HOLE_ATTEMPTS,
-                largest: BLACK_HOLE_BYTES,
-                last: BLACK_HOLE_BYTES,
             });
         }
     }
@@ -329,12 +259,11 @@ impl Path {
         let round_trips = self.round_trips();
         if packet.length > 0 && round_trips.longest() >= LONG_ROUND_TRIP {
             let window = self.windows[!from].map(|[last, _]| last);
-            let is_new = !packet.sent_again;
-            let sent = (u64::from(packet.length), now, is_new);
+            let sent = (u64::from(packet.length), now);
             let limit = self.paces[from].send(sent, window, round_trips.longest());
-            if let Some((by, bytes, since)) = limit {
+            if let Some((bytes, since)) = limit {
                 for (time, begins) in [(since, true), (now, false)] {
-                    let what = What::Limited { by, bytes, begins };
+                    let what = What::Limited { bytes, begins };
                     signs.marks.push((time, what));
                 }
             }
@@ -388,9 +317,9 @@ impl Path {
         }
         let psn = packet.bth.psn;
         let is_again = packet.repeated == Repeated::SentAgain;
+        let bytes = if is_again { 0 } else { packet.length };
         if opcode.is_response() {
             let is_ack = opcode == Opcode::Acknowledge;
-            let bytes = if is_again { 0 } else { packet.length };
             self.mark_packet(now, (from, !is_ack, is_ack), bytes, signs);
             let is_negative = packet.aeth.is_some_and(|aeth| {
                 matches!(aeth.syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
@@ -403,7 +332,6 @@ impl Path {
             }
             return;
         }
-        let bytes = if is_again { 0 } else { packet.length };
         self.mark_packet(now, (from, true, false), bytes, signs);
         let end = &mut self.ends[from];
         if is_again {
@@ -441,21 +369,6 @@ impl Path {
                 self.round_trip(from, now.saturating_sub(sent), true);
             }
         }
-    }
-}
-
-impl Flight {
-    /// Counts bytes of a packet. Returns whether the window was reduced and has its size again.
-    fn send(&mut self, bytes: u64, now: u64, interval: u64) -> bool {
-        if now.saturating_sub(self.since) >= interval {
-            (self.since, self.bytes) = (now, 0);
-        }
-        self.bytes = self.bytes.saturating_add(bytes);
-        if bytes == 0 || self.bytes < self.most {
-            return false;
-        }
-        self.most = self.bytes;
-        std::mem::take(&mut self.is_reduced)
     }
 }
 

@@ -62,38 +62,14 @@ pub(super) enum What {
     },
     /// A loss begins or ends; `is_black_hole` if large packets never arrive.
     Loss { begins: bool, is_black_hole: bool },
-    /// The window of a receiver.
-    Window(Window),
-    /// A buffer of an end may limit a round trip to `bytes`, or no longer limits it.
-    Limited {
-        by: Buffer,
-        bytes: u64,
-        begins: bool,
-    },
-    /// A loss has reduced the congestion window of an end, or the window has its size again.
-    ReducedWindow { of: Role, begins: bool },
+    /// Whether a sender has used up the window of its peer. The peer may be about to acknowledge.
+    WindowFull(bool),
+    /// The window of an end limits what a round trip carries to so many bytes, or no longer does.
+    Limited { bytes: u64, begins: bool },
     /// The capture lacks packets directly before this.
     Gap,
     /// The capture lacks packets, so requests can be outstanding that it does not show.
     Unseen,
-}
-
-/// The window of a receiver for its sender.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Window {
-    #[default]
-    Open,
-    /// The sender has used it up. The receiver may be about to acknowledge.
-    Full,
-    /// The sender has used up a window that is smaller than before: the receiver does not take the bytes from its socket.
-    Shrunk,
-}
-
-/// The buffer of an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Buffer {
-    Receive,
-    Send,
 }
 
 /// The place of a request. The last three end its life.
@@ -134,6 +110,26 @@ pub(super) enum Sort {
     Announced,
     /// The capture lacks what it asks for.
     Unseen,
+}
+
+impl Sort {
+    const ALL: [Self; 8] = [
+        Self::Data,
+        Self::InMessages(Cause::Signing),
+        Self::InMessages(Cause::Encryption),
+        Self::InMessages(Cause::Threshold),
+        Self::Metadata,
+        Self::Login,
+        Self::Announced,
+        Self::Unseen,
+    ];
+
+    fn index(self) -> usize {
+        Self::ALL
+            .iter()
+            .position(|&sort| sort == self)
+            .unwrap_or_default()
+    }
 }
 
 /// Known properties of the path and of the ends, for which no end is to blame.
@@ -183,14 +179,9 @@ struct State {
     outstanding: i32,
     /// Requests in each stage before `Done`.
     stages: [i32; 5],
-    /// Outstanding requests of each sort.
-    signed: i32,
-    encrypted: i32,
-    threshold: i32,
-    metadata: i32,
+    /// Outstanding requests of each sort, in the order of [`Sort::ALL`], and small ones.
+    sorts: [i32; Sort::ALL.len()],
     small: i32,
-    login: i32,
-    announced: i32,
     /// The nanoseconds that a server needs for all requests if it is not slow.
     work: u64,
     /// The time when the server had each request, and its number.
@@ -200,15 +191,13 @@ struct State {
     done: u64,
     send_credits: PerEnd<Option<u32>>,
     lacks_smb2_credits: bool,
-    /// The buffers for receiving and sending that may limit, and the bytes of a round trip.
-    limited: [(i32, u64); 2],
+    /// Windows that limit, and the bytes of a round trip.
+    limited: (i32, u64),
     /// Bytes that all outstanding requests move.
     bytes: u64,
     losses: i32,
     black_holes: i32,
-    window: Window,
-    /// Whether a loss has reduced the congestion windows of the client and of the server.
-    reduced: PerEnd<bool>,
+    is_window_full: bool,
     /// Whether requests can be outstanding that the capture does not show.
     is_unseen: bool,
     /// Time in which the client asked for nothing, and the frame where that began.
@@ -220,8 +209,6 @@ struct State {
 const MAX_MARKS: usize = 1 << 16;
 /// A round trip above this makes the path a cause.
 pub(super) const LONG_ROUND_TRIP: u64 = 300_000;
-/// On a path that is full, packets are closer to each other than this part of the round trip.
-const PARTS_OF_ROUND_TRIP: u64 = 8;
 /// A longer pause within a message is not the pace of the wire.
 const LONG_PAUSE: u64 = 1_000_000;
 /// No implementation acknowledges later than this unless it delays acknowledgements on purpose.
@@ -460,19 +447,10 @@ impl Timeline {
             } => (acknowledges && !has_data, from),
             _ => (false, mover),
         };
-        // An acknowledgement ends the wait of the other end.
-        let sender = if acknowledges { !next_from } else { next_from };
-        let is_reduced = is_far && state.reduced[sender];
-        let (phase, cause) = if is_far && state.is_limited(Buffer::Receive) {
+        let (phase, cause) = if is_far && state.is_limited() {
             (Phase::Window, Some(Cause::Window))
-        } else if state.window == Window::Shrunk
-            || state.window == Window::Full && gap > LONG_PAUSE.max(2 * round_trip)
-        {
+        } else if state.is_window_full && gap > LONG_PAUSE.max(2 * round_trip) {
             (Phase::Window, Some(Cause::SlowReceiver))
-        } else if is_far && state.is_limited(Buffer::Send) {
-            (Phase::SendBuffer, Some(Cause::SendBuffer))
-        } else if is_reduced && gap > round_trip / PARTS_OF_ROUND_TRIP && gap <= 3 * round_trip {
-            (Phase::ReducedWindow, Some(Cause::Loss))
         } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
             state.path(round_trips)
         } else if gap <= LONG_PAUSE.max(2 * round_trip) {
@@ -495,13 +473,14 @@ impl Timeline {
     fn waits(&mut self, next: &Mark, round_trips: RoundTrips) {
         let (since, frame) = (self.now, self.frame);
         let state = &self.state;
+        let [announced, login] = [Sort::Announced, Sort::Login].map(|sort| state.of(sort));
         let whole = if state.is_blocked(Role::Client) || state.is_blocked(Role::Server) {
             Some((Phase::SendCredits, Some(Cause::SendCredits)))
         } else if state.lacks_smb2_credits {
             Some((Phase::Smb2Credits, Some(Cause::Smb2Credits)))
-        } else if state.announced > 0 && state.announced >= state.outstanding {
+        } else if announced > 0 && announced >= state.outstanding {
             Some((Phase::Announced, Some(Cause::AnnouncedWait)))
-        } else if state.login > 0 && state.login + state.announced >= state.outstanding {
+        } else if login > 0 && login + announced >= state.outstanding {
             Some((Phase::Setup, Some(Cause::Login)))
         } else if state.stages[Stage::Between as usize] > 0 && next.time - since <= LONG_PAUSE {
             Some((Phase::Data, state.usual_cause(Phase::Data)))
@@ -597,13 +576,11 @@ impl State {
                     self.black_holes += change;
                 }
             }
-            What::Window(window) => self.window = window,
-            What::Limited { by, bytes, begins } => {
-                let (count, most) = &mut self.limited[by as usize];
-                *count += if begins { 1 } else { -1 };
-                *most = bytes;
+            What::WindowFull(is_full) => self.is_window_full = is_full,
+            What::Limited { bytes, begins } => {
+                self.limited.0 += if begins { 1 } else { -1 };
+                self.limited.1 = bytes;
             }
-            What::ReducedWindow { of, begins } => self.reduced[of] = begins,
             What::Unseen => self.is_unseen = true,
         }
         false
@@ -638,22 +615,20 @@ impl State {
             1.. => self.bytes.saturating_add(size),
             _ => self.bytes.saturating_sub(size),
         };
-        let of_sort = match tag.sort {
-            Sort::InMessages(Cause::Signing) => &mut self.signed,
-            Sort::InMessages(Cause::Encryption) => &mut self.encrypted,
-            Sort::InMessages(_) => &mut self.threshold,
-            Sort::Metadata => &mut self.metadata,
-            Sort::Login => &mut self.login,
-            Sort::Announced => &mut self.announced,
-            Sort::Data if tag.size < SMALL_BYTES => &mut self.small,
-            Sort::Data | Sort::Unseen => return,
-        };
-        *of_sort += change;
+        if tag.sort == Sort::Data && tag.size < SMALL_BYTES {
+            self.small += change;
+        }
+        self.sorts[tag.sort.index()] += change;
     }
 
-    /// Returns whether a buffer limits a round trip. If the requests move no more than that, they are the limit.
-    fn is_limited(&self, by: Buffer) -> bool {
-        let (count, bytes) = self.limited[by as usize];
+    /// Returns how many requests of a sort are outstanding.
+    fn of(&self, sort: Sort) -> i32 {
+        self.sorts[sort.index()]
+    }
+
+    /// Returns whether a window limits a round trip. If the requests move no more than that, they are the limit.
+    fn is_limited(&self) -> bool {
+        let (count, bytes) = self.limited;
         count > 0 && self.bytes > bytes.saturating_mul(2)
     }
 
@@ -706,11 +681,6 @@ impl State {
 
     /// Returns what makes an instant necessary in which each end does what it can.
     fn usual_cause(&self, phase: Phase) -> Option<Cause> {
-        let reasons = [
-            (self.signed, Cause::Signing),
-            (self.encrypted, Cause::Encryption),
-            (self.threshold, Cause::Threshold),
-        ];
         let of_last = match self.last {
             Some(Tag {
                 sort: Sort::InMessages(cause),
@@ -718,6 +688,8 @@ impl State {
             }) if self.outstanding <= 0 => Some(cause),
             _ => None,
         };
+        let reasons = [Cause::Signing, Cause::Encryption, Cause::Threshold];
+        let reasons = reasons.map(|cause| (self.of(Sort::InMessages(cause)), cause));
         let most = reasons.into_iter().max_by_key(|&(count, _)| count);
         let of_most = most.filter(|&(count, _)| count > 0).map(|(_, cause)| cause);
         if let Some(cause) = of_last.or(of_most) {
@@ -725,7 +697,7 @@ impl State {
         }
         let is_metadata = match self.outstanding {
             ..=0 => self.last.is_some_and(|tag| tag.sort == Sort::Metadata),
-            outstanding => self.metadata >= outstanding,
+            outstanding => self.of(Sort::Metadata) >= outstanding,
         };
         let is_unknown = |tag: Tag| matches!(tag.sort, Sort::Unseen | Sort::Login);
         if self.outstanding <= 1 && self.last.is_some_and(is_unknown) {
@@ -735,7 +707,7 @@ impl State {
         } else if self.outstanding <= 1 {
             // One request can fill the wire by itself.
             (phase != Phase::Data).then_some(Cause::OneOutstanding)
-        } else if self.small + self.metadata >= self.outstanding {
+        } else if self.small + self.of(Sort::Metadata) >= self.outstanding {
             Some(Cause::SmallRequests)
         } else {
             None

@@ -27,9 +27,6 @@ const MIN_SHARE: f64 = 0.10;
 const MAX_UNSEEN_SHARE: f64 = 0.05;
 /// Part of the data of the largest connection that makes another connection part of the verdict.
 const MIN_DATA: u64 = 10;
-/// If pauses within messages take this part of the time in which an end is slow between messages, its processor is
-/// the reason for both: a slow disk does not stop an end in the middle of a message.
-const PAUSES_OF_BUSY_END: u64 = 8;
 /// Connecting and logging in is slow from here on.
 const SLOW_LOGIN: u64 = 1_000_000_000;
 /// A connection of the same ends that begins after another one has ended, this often, is a cause.
@@ -261,25 +258,9 @@ pub(super) fn without_rdma(plain: PlainSmb) -> Verdict {
     }
 }
 
-/// Returns the causes of a connection. A slow end that also pauses within messages has a busy processor, and losses cost
-/// only the time in which less was sent than the path carries.
+/// Returns the causes of a connection. Losses cost only the time in which less was sent than the path carries.
 fn causes(connection: &Connection) -> HashMap<Cause, Total> {
     let mut causes = connection.timeline.account.causes.clone();
-    let pairs = [
-        (Cause::SlowServer, Cause::BusyServer),
-        (Cause::Think, Cause::BusyClient),
-    ];
-    for (slow, busy) in pairs {
-        let time = |cause| causes.get(&cause).map_or(0, |total: &Total| total.time);
-        if time(busy) > 0
-            && time(busy) * PAUSES_OF_BUSY_END >= time(slow)
-            && let Some(total) = causes.remove(&slow)
-        {
-            let busy = causes.entry(busy).or_default();
-            busy.time += total.time;
-            busy.longest.extend(total.longest);
-        }
-    }
     if let Some(total) = causes.get_mut(&Cause::Loss) {
         total.time -= connection.timeline.account.used_in_loss(total.time);
     }
@@ -379,31 +360,19 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
                 .flat_map(|connection| connection.path.shortest())
                 .flatten();
             format!(
-                "round trip {:.2} ms; {}",
+                "round trip {:.2} ms; {}; {} packets sent again",
                 longest.fold(0.0, f64::max) * 1e3,
-                outstanding(connections)
+                outstanding(connections),
+                sum(|path| path.sent_again)
             )
         }
         Cause::Loss | Cause::MtuBlackHole => {
-            let reduced = connections
-                .iter()
-                .map(|connection| &connection.timeline.account)
-                .map(|account| account.phases[Phase::ReducedWindow as usize])
-                .fold(0, u64::saturating_add);
-            let mut figures = format!(
+            format!(
                 "{} packets sent again, {} NAKs, {} repeated acknowledgements",
                 sum(|path| path.sent_again),
                 sum(|path| path.naks),
                 sum(|path| path.duplicate_acks)
-            );
-            if reduced > 0 {
-                let line = format!(
-                    "; {:.2} s with a smaller congestion window after a loss",
-                    seconds(reduced)
-                );
-                figures.push_str(&line);
-            }
-            figures
+            )
         }
         Cause::SlowServer | Cause::BusyServer => {
             let all = sums(connections, |_| true);
@@ -415,7 +384,7 @@ fn figures(cause: Cause, connections: &[&Connection]) -> String {
             "{} packets with a window of 0",
             sum(|path| path.zero_windows)
         ),
-        Cause::Window | Cause::SendBuffer => buffers(connections),
+        Cause::Window => buffers(connections),
         Cause::AnnouncedWait => {
             let mut commands: BTreeMap<u16, u64> = BTreeMap::new();
             for one in connections {

@@ -35,8 +35,6 @@ pub struct TcpPacket {
     pub sent_again: bool,
     /// The recovery from a loss that it is part of, or ends.
     pub recovery: Option<Recovery>,
-    /// The time, since 1970, since when its sender lacks bytes before those that it got.
-    pub lacks_since: Option<Duration>,
     /// The window that its sender offers, if the capture has the scale of it.
     pub window: Option<u32>,
     /// The time since another copy of the same packet, if the network or the capture has made one. A copy says nothing.
@@ -226,7 +224,6 @@ impl Direction {
                 packet.gap_before = Some(since);
             }
         }
-        packet.lacks_since = self.hole.map(|(_, since)| since);
         if let Some((end, sent)) = self.probe
             && distance(number, end) >= 0
         {

@@ -1,6 +1,6 @@
 //! Each rule that is checked in captures, violated once.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use smbdirect::rdma::iwarp::{
     ddp::Untagged,
@@ -209,15 +209,6 @@ const SMB_DIRECT: &[Case] = &[
     }),
     ("SMBD-3.1.5.8-20", || {
         with_segments(Transfer::of(10, 10), Transfer::of(5, 4))
-    }),
-    ("SMBD-3.1.5.9-03", || {
-        let mut talk = Talk::established();
-        for _ in 0..10 {
-            talk.transfer(I, &Transfer::default());
-        }
-        talk.packet(I, FIN, &[]);
-        talk.pause = Duration::from_secs(5);
-        talk
     }),
     ("SMBD-3.1.5.9-08", || with_response(|r| r.0[5] = 11)),
 ];

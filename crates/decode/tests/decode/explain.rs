@@ -226,58 +226,6 @@ fn the_phases_have_the_times_of_the_model() {
 /// A path with a round trip of 10 ms. 32 KiB pass in each, and 960 KiB before: without a loss because the send buffer has
 /// no more, with a loss because that has reduced the congestion window.
 #[test]
-fn a_window_that_a_loss_has_reduced_counts_for_the_loss() {
-    let far = Run {
-        path: Duration::from_millis(5),
-        bytes: 1 << 20,
-        requests: 4,
-        window: 960 << 10,
-        ..HEALTHY
-    };
-    let lossy = Run {
-        requests: 1,
-        lost: (1, Duration::from_millis(20)),
-        ..far
-    };
-    let narrow = Run {
-        window: 32 << 10,
-        ..far
-    };
-    for (first, then, cause, is_reduced) in [
-        (far, narrow, Cause::SendBuffer, false),
-        (lossy, narrow, Cause::Loss, true),
-        // Its window has its size again.
-        (
-            lossy,
-            Run {
-                requests: 40,
-                ..far
-            },
-            Cause::Delay,
-            false,
-        ),
-    ] {
-        let mut model = Model::new(&far);
-        model.add(&far);
-        model.add(&first);
-        model.add(&then);
-        let explanation = explain(&model.capture());
-        assert_eq!(
-            causes(&explanation).first(),
-            Some(&cause),
-            "{explanation:#?}"
-        );
-        let [reduced, lost] = [Phase::ReducedWindow, Phase::Retransmission]
-            .map(|wanted| seconds(&explanation, 0, wanted));
-        // 4 MiB are 128 windows, and each but the last waits for a round trip.
-        let expected = if is_reduced { 1.27 } else { 0.0 };
-        assert!((reduced - expected).abs() < 0.05, "{explanation:#?}");
-        assert!(lost < 0.1, "{explanation:#?}");
-    }
-}
-
-/// Twenty random pairs of causes in a random ratio, in turns.
-#[test]
 fn of_two_causes_the_larger_is_named_first() {
     // Those that depend on the requests, not on the connection as a whole.
     let of_requests = [

@@ -518,10 +518,10 @@ fn the_text_explains_itself() {
 stream 1: 10.0.0.1:40000 (initiator) and 10.0.0.2:5445 (responder)
                                              Credits Credits         Remaining   Data   Data credits  held
   frame       time stream    message       Requested Granted  Flags DataLength Offset Length    by I  by R
-      4   0.003000      1 I> MPA Request        revision 2, IRD 2, ORD 2
-      5   0.004000      1 <R MPA Reply          revision 2, IRD 2, ORD 2
+      4   0.003000      1 I> MPA Request        Revision 2, IRD 2, ORD 2
+      5   0.004000      1 <R MPA Reply          Revision 2, IRD 2, ORD 2
       6   0.005000      1 I> Negotiate Request  MinVersion 0x0100, MaxVersion 0x0100, CreditsRequested 10, PreferredSendSize 1364, MaxReceiveSize 8192, MaxFragmentedSize 1048576
-      7   0.006000      1 <R Negotiate Response MinVersion 0x0100, MaxVersion 0x0100, NegotiatedVersion 0x0100, CreditsRequested 10, CreditsGranted 10, Status STATUS_SUCCESS, MaxReadWriteSize 1048576, PreferredSendSize 1364, MaxReceiveSize 1364, MaxFragmentedSize 1048576
+      7   0.006000      1 <R Negotiate Response MinVersion 0x0100, MaxVersion 0x0100, NegotiatedVersion 0x0100, CreditsRequested 10, CreditsGranted 10, Status 0x00000000, MaxReadWriteSize 1048576, PreferredSendSize 1364, MaxReceiveSize 1364, MaxFragmentedSize 1048576
       8   0.007000      1 I> Data Transfer        10       1 0x0000         50     24    100       9     1
       9   0.008000      1 <R Data Transfer        10       0 0x0001          0      0      0       9     0  RESPONSE_REQUESTED
                        broken: SMBD-3.1.5.1-06 by the responder: the last send credit, with CreditsGranted 0
@@ -599,24 +599,4 @@ fn packets_from_stdin_are_shown_immediately() {
 #[test]
 fn stdin_that_is_no_capture_is_refused() {
     run(&["decode", "-"]).failed(1, "cannot read the capture stdin: it is empty");
-}
-
-#[test]
-fn our_signature_is_named_in_a_capture_of_our_own() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ping.pcap");
-    let listening = listen(&["--echo"]);
-    let (address, pcap) = (listening.address.as_str(), path.to_str().unwrap());
-    run(&["ping", address, "--count", "1", "--pcap", pcap]).succeeded();
-    let done = decode(&path, &[]).succeeded();
-    let replies = done
-        .stdout
-        .lines()
-        .filter(|line| line.contains("<R MPA Reply"));
-    let replies: Vec<_> = replies.collect();
-    assert_eq!(replies.len(), 1, "{done:?}");
-    assert!(
-        replies[0].ends_with(": the smbdirect signature"),
-        "{done:?}"
-    );
 }
