@@ -227,6 +227,12 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     }
     if counts.roce.packets > 0 {
         let packets = report::plural(counts.roce.packets, "packet");
+        if counts.roce.wrong_icrc > counts.roce.packets / 2 {
+            return anyhow!(
+                "{packets} of RoCE, most with a wrong ICRC: addresses were changed after the capture, or it was made \
+                 before the adapter computes the ICRC; decode the original, or capture at a switch"
+            );
+        }
         return anyhow!(
             "{packets} of RoCE, but no connection to port 445 and no message of SMB Direct; \
              if it was another port, give --port"

@@ -76,6 +76,14 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    /// Returns it without broken rules, if its bytes are not certain.
+    pub(crate) fn certain(mut self, is_certain: bool) -> Self {
+        if !is_certain {
+            self.broken.clear();
+        }
+        self
+    }
+
     /// Returns the event of a stream.
     pub(crate) fn event(
         self,

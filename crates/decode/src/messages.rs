@@ -63,6 +63,8 @@ struct DirectionState {
     from_start: bool,
     /// Whether all of it so far is in the capture, from the startup frame on.
     whole: bool,
+    /// Whether the current FPDU is one, because the direction is whole or its CRC is right.
+    is_certain: bool,
     startup: Option<StartupFrame>,
     has_fpdus: bool,
     /// The next message number of each queue, if it is known.
@@ -80,8 +82,6 @@ struct DirectionState {
 #[derive(Debug, Default)]
 struct Sending {
     send: Send,
-    /// Whether all of it so far is in the capture.
-    whole: bool,
     /// The packet with its first byte.
     began: Position,
 }
@@ -223,7 +223,8 @@ impl State {
     /// Reports an event. A connection that is not known to be iWARP is not reported.
     fn emit(&self, side: Side, told: impl Into<Told>, sink: EventSink<'_>) {
         if self.confirmed {
-            sink(side, told.into(), &self.connection);
+            let told = told.into().certain(self.directions[side].is_certain);
+            sink(side, told, &self.connection);
         }
     }
 
@@ -242,6 +243,8 @@ impl State {
 
     fn fpdu(&mut self, side: Side, fpdu: &Fpdu<'_>, sink: EventSink<'_>) {
         let mut faults = Vec::new();
+        let this = &mut self.directions[side];
+        this.is_certain = this.whole || fpdu.crc == Crc::Right;
         self.check_moment(side, &mut faults);
         let is_first = !std::mem::replace(&mut self.directions[side].has_fpdus, true);
         if !fpdu.padding_is_zero {
@@ -486,11 +489,11 @@ impl State {
                 // The capture begins within the message, so its earlier part is unknown.
                 let whole = header.message_offset == 0 || expected.is_some();
                 let mut sending = Sending {
-                    whole,
                     began: self.directions[side].fpdu_began,
                     ..Sending::default()
                 };
                 sending.send.message_sequence_number = number;
+                sending.send.whole = whole;
                 if !whole {
                     sending.send.length = header.message_offset.into();
                 }
@@ -504,7 +507,7 @@ impl State {
             faults.push(broken("DDP-05", how));
         }
         let room = self.detail.max_send_bytes().saturating_sub(send.head.len());
-        if sending.whole && send.head.len() as u64 == send.length {
+        if send.whole && send.head.len() as u64 == send.length {
             let kept = segment.payload.len().min(room);
             send.head.extend_from_slice(&segment.payload[..kept]);
         }
@@ -524,6 +527,7 @@ impl State {
             side,
             initiator: self.connection.initiator,
             whole: PerEnd(self.directions.each_ref().map(|state| state.whole)),
+            is_ordered: true,
         };
         let kind = self
             .connection

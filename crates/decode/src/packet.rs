@@ -58,6 +58,8 @@ pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
     /// Bytes on the wire.
     pub(crate) length: usize,
+    /// Whether an adapter has joined it with others, or has not cut it yet.
+    pub(crate) is_joined: bool,
     /// Whether it is RoCEv1, directly on Ethernet.
     pub(crate) is_v1: bool,
     /// Whether a switch has marked it for congestion: the ECN field of its IP header is CE.
@@ -86,7 +88,7 @@ pub(crate) fn content<'a>(packet: &Packet<'a>, udp_ports: &[u16]) -> Content<'a>
             Content::Tcp(segment(&ip, &tcp, packet.missing))
         }
         Core::Transport(ip, TransportSlice::Udp(udp)) => {
-            Content::Roce(datagram(&ip, &udp, udp_ports))
+            Content::Roce(datagram(&ip, &udp, udp_ports, packet.missing))
         }
         Core::RoceV1(bytes) => roce_v1(bytes).map_or(Content::Other, Content::Roce),
         Core::Fragment => Content::Fragment,
@@ -167,19 +169,20 @@ fn missing_bytes(ip: &LaxIpSlice<'_>, missing: u32) -> u32 {
     }
 }
 
-fn datagram<'a>(ip: &LaxIpSlice<'a>, udp: &UdpSlice<'a>, udp_ports: &[u16]) -> Datagram<'a> {
+fn datagram<'a>(
+    ip: &LaxIpSlice<'a>,
+    udp: &UdpSlice<'a>,
+    udp_ports: &[u16],
+    missing: u32,
+) -> Datagram<'a> {
     let bytes = udp.payload();
-    let claimed = usize::from(udp.length()).saturating_sub(udp.header_slice().len());
     Datagram {
         from: ip.source_addr(),
         to: ip.destination_addr(),
         header: header(ip, udp),
         bytes,
-        length: if ip.payload().incomplete {
-            claimed.max(bytes.len())
-        } else {
-            bytes.len()
-        },
+        length: bytes.len() + missing_bytes(ip, missing) as usize,
+        is_joined: false,
         is_v1: false,
         is_marked: ecn(ip) == CONGESTION_EXPERIENCED,
         is_to_another_port: !udp_ports.contains(&udp.destination_port()),
@@ -258,6 +261,7 @@ fn roce_v1(bytes: &[u8]) -> Option<Datagram<'_>> {
         // A short frame is padded.
         bytes: &rest[..length.min(rest.len())],
         length,
+        is_joined: false,
         is_v1: true,
         is_marked: false,
         is_to_another_port: false,

@@ -1,8 +1,8 @@
 //! SMB Direct: decodes a Send by its place in the connection, and checks the rules.
 //!
-//! Credits are counted from the negotiation on. A count is never lower than the credits that the
+//! Credits are counted from the negotiation on. Over TCP, a count is never lower than the credits that the
 //! sender held, because every grant that it can have received was counted before. A report that it
-//! spent its last credit, or had none, is therefore certain.
+//! spent its last credit, or had none, is therefore certain. Over RoCE it is not, and is not made.
 
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
@@ -18,6 +18,8 @@ pub(super) struct Send {
     /// The first bytes of the message; all of them if it is short.
     pub(super) head: Vec<u8>,
     pub(super) length: u64,
+    /// Whether the capture has it from its first packet on, so that its head and length are certain.
+    pub(super) whole: bool,
     pub(super) message_sequence_number: u32,
     pub(super) invalidated: Option<u32>,
 }
@@ -51,6 +53,9 @@ pub(super) struct Context {
     pub(super) initiator: Option<Side>,
     /// Whether each direction was captured completely.
     pub(super) whole: PerEnd<bool>,
+    /// Whether the order of the directions is known. Each packet of TCP says what its sender had received; over RoCE, there
+    /// is only the order of the file.
+    pub(super) is_ordered: bool,
 }
 
 const MIN_MAX_RECEIVE_SIZE: u32 = 128;
@@ -75,6 +80,20 @@ impl SmbDirect {
 
     /// Handles the next Send, and returns the direction of the initiator if it reveals it.
     pub(super) fn message(
+        &mut self,
+        send: &Send,
+        context: &mut Context,
+        faults: &mut Vec<Broken>,
+    ) -> EventKind {
+        let mut found = Vec::new();
+        let kind = self.checked(send, context, &mut found);
+        if send.whole {
+            faults.append(&mut found);
+        }
+        kind
+    }
+
+    fn checked(
         &mut self,
         send: &Send,
         context: &mut Context,
@@ -230,7 +249,11 @@ impl SmbDirect {
         check_fields(&transfer, faults);
         check_payload_position(send, &transfer, faults);
         self.check_sizes(send, context, &transfer, faults);
-        self.spend(side, transfer.credits_granted, faults);
+        let mut unpaid = Vec::new();
+        self.spend(side, transfer.credits_granted, &mut unpaid);
+        if context.is_ordered {
+            faults.append(&mut unpaid);
+        }
         self.reassemble(side, &transfer, faults);
         self.check_token(side, &transfer, faults);
         EventKind::DataTransfer(transfer)
@@ -244,7 +267,8 @@ impl SmbDirect {
         if let Some(response) = refused {
             let how = format!("a message after a refusal with {}", response.status);
             faults.push(broken("SMBD-3.1.5.1-01", how));
-        } else if *context.whole == [true; 2]
+        } else if context.is_ordered
+            && *context.whole == [true; 2]
             && self.senders.iter().any(|sender| !sender.has_negotiated)
         {
             let how = "a message before the negotiation was over";

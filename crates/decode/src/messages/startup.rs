@@ -18,7 +18,7 @@ const RESERVED_FLAGS: u8 = 0x0f;
 impl State {
     /// Handles a direction that does not begin with a startup frame.
     pub(super) fn foreign(&mut self, side: Side, sink: EventSink<'_>) {
-        self.confirmed = true;
+        (self.confirmed, self.directions[side].is_certain) = (true, true);
         let kind = if self.connection.initiator == Some(side) {
             FrameKind::Request
         } else {
@@ -40,6 +40,7 @@ impl State {
     ) -> Option<PerEnd<bool>> {
         let mut faults = Vec::new();
         (self.expected, self.confirmed) = (true, true);
+        self.directions[side].is_certain = true;
         if flags & RESERVED_FLAGS != 0 {
             faults.push(broken("MPA-33", format!("flags 0x{flags:02x}")));
         }

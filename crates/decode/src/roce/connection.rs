@@ -12,7 +12,7 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::{Detail, End, EventKind, Region, Repeated, Told, broken},
+        event::{Detail, End, EventKind, Icrc, Region, Repeated, Told, broken},
         out::Out,
         per_end::{PerEnd, Side},
         smb::{Send, SmbDirect},
@@ -75,6 +75,8 @@ struct DirectionState {
     reads: Reads,
     /// Whether all of it so far is in the capture, from the first request on.
     whole: bool,
+    /// Whether the current packet is as it was sent, because the direction is whole or its ICRC is right.
+    is_certain: bool,
     sending: Option<Sending>,
     writing: Option<Region>,
     /// The first packet of `writing`.
@@ -96,9 +98,7 @@ struct DirectionState {
 #[derive(Debug, Default)]
 struct Sending {
     send: Send,
-    /// Whether its first packet is in the capture.
-    whole: bool,
-    /// That packet, or the first one that is in the capture.
+    /// Its first packet, or the first one that is in the capture.
     began: Option<Position>,
 }
 
@@ -249,6 +249,7 @@ impl Connection {
     /// Handles a packet that cannot be decoded.
     pub(super) fn bad(&mut self, side: Side, bad: &Undecoded, out: &mut Out<'_>) {
         self.seen = out.position.frame;
+        self.directions[side].is_certain = bad.is_certain;
         let broken = match bad.error {
             None => Some(broken("ROCE-A17.3.3-04", "a wrong ICRC")),
             Some(error) => rule(error).map(|rule| broken(rule, error.to_string())),
@@ -361,6 +362,7 @@ impl Connection {
     fn response(&mut self, side: Side, packet: Packet, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         self.directions[side].last_response = Some(psn);
+        self.check(side, &packet);
         let requester = &mut self.directions[!side];
         let at = requester.requests.index(psn);
         let syndrome = packet.extended.aeth().map(|aeth| aeth.syndrome);
@@ -394,6 +396,12 @@ impl Connection {
             _ if is_of_read => self.read_response(side, &packet, out),
             _ => {}
         }
+    }
+
+    /// Learns whether a packet is as it was sent.
+    fn check(&mut self, side: Side, packet: &Packet) {
+        let this = &mut self.directions[side];
+        this.is_certain = this.whole || packet.icrc == Icrc::Right;
     }
 
     fn read_response(&mut self, side: Side, packet: &Packet, out: &mut Out<'_>) {
@@ -454,7 +462,7 @@ impl Connection {
             packets: read.packets,
         });
         let faults = match u64::from(read.reth.length) {
-            requested if missing == 0 && requested != read.length => {
+            requested if missing == 0 && requested != read.length && self.is_whole() => {
                 let how = format!("{} bytes of {requested} requested", read.length);
                 vec![broken("ROCE-9.7.4-04", how)]
             }
@@ -534,8 +542,13 @@ impl Connection {
         self.drain(out);
     }
 
+    /// Returns whether both directions are whole.
+    fn is_whole(&self) -> bool {
+        self.directions.iter().all(|state| state.whole)
+    }
+
     fn emit(&mut self, side: Side, told: impl Into<Told>, out: &mut Out<'_>) {
-        let told = told.into();
+        let told = told.into().certain(self.directions[side].is_certain);
         let has_room = self.waiting.len() < MAX_WAITING;
         let waits = match self.upper {
             Upper::SmbDirect => self.initiator.is_none() && self.number.is_none() && has_room,

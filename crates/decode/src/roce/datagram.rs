@@ -66,6 +66,8 @@ pub(super) struct Undecoded {
     pub(super) opcode: u8,
     /// The reason; `None` if the packet was damaged, so that nothing in it can be trusted.
     pub(super) error: Option<DecodeError>,
+    /// Whether it is as it was sent: the capture has all of it, and no adapter has joined it with others.
+    pub(super) is_certain: bool,
 }
 
 /// Maximum number of bytes that are kept of a payload: headers, and the beginning of the upper layer.
@@ -81,11 +83,6 @@ impl Packet {
         let bytes = datagram.bytes;
         let is_cut = bytes.len() < datagram.length;
         let bth = bytes.first_chunk::<{ Bth::LENGTH }>()?;
-        let undecoded = |error| Undecoded {
-            queue_pair: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]),
-            opcode: bth[0],
-            error,
-        };
         let icrc = match &datagram.header {
             Some(header) if !is_cut => {
                 if icrc::verify(header, bytes) {
@@ -95,6 +92,12 @@ impl Packet {
                 }
             }
             _ => Icrc::Unknown,
+        };
+        let undecoded = |error| Undecoded {
+            queue_pair: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]),
+            opcode: bth[0],
+            error,
+            is_certain: icrc != Icrc::Unknown && !datagram.is_joined,
         };
         if icrc == Icrc::Wrong {
             return Some(Err(undecoded(None)));
@@ -237,17 +240,25 @@ pub(super) fn packets<'a>(datagram: &Datagram<'a>) -> impl Iterator<Item = Datag
         }
         let length = segment.min(whole.length - start);
         let end = (start + length).min(whole.bytes.len());
+        let bytes = &whole.bytes[start..end];
         let header = whole.header.map(|header| match header.ip {
             IpHeader::V4 { identification, .. } => {
-                header.with_identification(identification.wrapping_add(index))
+                let next = header.with_identification(identification.wrapping_add(index));
+                // Senders that do not count keep the Identification.
+                if icrc::verify(&next, bytes) {
+                    next
+                } else {
+                    header
+                }
             }
             IpHeader::V6 { .. } => header,
         });
         index += 1;
         Some(Datagram {
             header,
-            bytes: &whole.bytes[start..end],
+            bytes,
             length,
+            is_joined: whole.is_joined || length < whole.length,
             ..whole
         })
     })

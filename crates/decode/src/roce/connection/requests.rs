@@ -24,6 +24,7 @@ const MAX_UNKNOWN_SENDS: u64 = 256;
 impl Connection {
     /// Handles the next request of a direction.
     pub(super) fn request(&mut self, side: Side, at: i64, packet: Packet, out: &mut Out<'_>) {
+        self.check(side, &packet);
         let is_initiator = is_initiator(&packet);
         let initiator = is_initiator.map(|is_initiator| if is_initiator { side } else { !side });
         if self.is_smb_direct() {
@@ -66,16 +67,17 @@ impl Connection {
         }
         let this = &mut self.directions[side];
         let is_headless = !is_first && this.sending.is_none() && this.whole;
-        let mut sending = this.sending.take().unwrap_or_else(|| Sending {
-            whole: is_first,
-            ..Sending::default()
+        let mut sending = this.sending.take().unwrap_or_else(|| {
+            let mut sending = Sending::default();
+            sending.send.whole = is_first;
+            sending
         });
         if is_headless {
             self.out_of_sequence(side, "a packet of a Send that has not begun", out);
         }
         sending.began.get_or_insert(out.position);
         let send = &mut sending.send;
-        if sending.whole && send.head.len() as u64 == send.length {
+        if send.whole && send.head.len() as u64 == send.length {
             let room = self.detail.max_send_bytes().saturating_sub(send.head.len());
             let kept = packet.head.len().min(room);
             send.head.extend_from_slice(&packet.head[..kept]);
@@ -94,7 +96,11 @@ impl Connection {
     /// Handles a complete Send.
     fn message(&mut self, side: Side, at: i64, mut sending: Sending, out: &mut Out<'_>) {
         self.directions[side].sends += 1;
-        let recognised = sending.whole.then(|| recognise(&sending.send)).flatten();
+        let recognised = sending
+            .send
+            .whole
+            .then(|| recognise(&sending.send))
+            .flatten();
         if !self.decide(side, recognised, out) {
             return;
         }
@@ -120,6 +126,7 @@ impl Connection {
             side,
             initiator: self.initiator,
             whole: PerEnd(self.directions.each_ref().map(|state| state.whole)),
+            is_ordered: false,
         };
         let mut faults = Vec::new();
         let kind = self.smb.message(send, &mut context, &mut faults);
