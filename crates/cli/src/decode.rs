@@ -105,7 +105,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed;
    for RoCE missing_packets, sent_again, and packet with --packets
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}
-  {\"event\":\"explanation\", verdict, connections, sessions, unseen}      the only one with --explain
+  {\"event\":\"explanation\", verdict, connections, unseen}      the only one with --explain
   {\"event\":\"as_tcp\", connections, messages, put_back_bytes, without_data, gaps, not_smb,
    copied_packets}      the only one with --as-tcp";
 

@@ -44,7 +44,7 @@ use crate::{
 pub use cause::{Cause, Limit, Phase};
 pub use report::{
     CauseReport, ConnectionReport, Evidence, Explanation, InMessages, PathReport, PhaseReport,
-    Reason, RequestReport, SessionReport, Verdict,
+    RequestReport, Verdict,
 };
 
 /// Reads a capture, and explains it at its end.
@@ -186,7 +186,6 @@ impl Explain {
         };
         Explanation {
             verdict,
-            sessions: verdict::sessions(&self.connections),
             connections: verdict::connections(&self.connections),
             unseen,
         }
@@ -432,8 +431,7 @@ impl Connection {
 
     /// Returns the bytes of data that moved.
     fn bytes(&self) -> u64 {
-        let in_messages = self.operations.in_messages.values();
-        self.operations.rdma_bytes + in_messages.map(|counts| counts.bytes).sum::<u64>()
+        self.operations.rdma_bytes + self.operations.all_in_messages().bytes
     }
 
     fn requests(&self) -> u64 {

@@ -78,7 +78,7 @@ pub use event::{
 };
 pub use explain::{
     Cause, CauseReport, ConnectionReport, Evidence, Explain, Explanation, InMessages, Limit,
-    PathReport, Phase, PhaseReport, Reason, RequestReport, SessionReport, Verdict,
+    PathReport, Phase, PhaseReport, RequestReport, Verdict,
 };
 pub use out::Sink;
 pub use peel::OTHER_UDP;

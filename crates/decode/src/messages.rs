@@ -63,7 +63,7 @@ struct DirectionState {
     from_start: bool,
     /// Whether all of it so far is in the capture, from the startup frame on.
     whole: bool,
-    /// Whether the current FPDU is one, because the direction is whole or its CRC is right.
+    /// Whether the current FPDU is all in the capture, and is one, because the direction is whole or its CRC is right.
     is_certain: bool,
     startup: Option<StartupFrame>,
     has_fpdus: bool,
@@ -244,7 +244,11 @@ impl State {
     fn fpdu(&mut self, side: Side, fpdu: &Fpdu<'_>, sink: EventSink<'_>) {
         let mut faults = Vec::new();
         let this = &mut self.directions[side];
-        this.is_certain = this.whole || fpdu.crc == Crc::Right;
+        this.is_certain = match fpdu.crc {
+            Crc::Right => true,
+            Crc::Unseen => false,
+            Crc::Zero | Crc::Wrong => this.whole,
+        };
         self.check_moment(side, &mut faults);
         let is_first = !std::mem::replace(&mut self.directions[side].has_fpdus, true);
         if !fpdu.padding_is_zero {
@@ -283,10 +287,7 @@ impl State {
                     DdpError::TooShort { .. } => "MPA-25",
                     DdpError::TaggedVersion(_) | DdpError::UntaggedVersion(_) => "DDP-01",
                 };
-                let is_cut = fpdu.crc == Crc::Unseen && rule == "MPA-25";
-                if !is_cut {
-                    faults.push(broken(rule, error.to_string()));
-                }
+                faults.push(broken(rule, error.to_string()));
                 self.undecoded(side, fpdu, faults, sink);
             }
         }

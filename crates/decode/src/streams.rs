@@ -436,6 +436,7 @@ impl Entry {
             self.settle(frame, streams, sink);
         }
         self.flush(streams, sink);
+        self.tell_packets(sink);
         self.upper = Upper::Nothing;
     }
 }

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use smbdirect_decode::{
-    CauseReport, ConnectionReport, Explanation, Limit, RequestReport, SessionReport, Verdict,
-};
+use smbdirect_decode::{CauseReport, ConnectionReport, Explanation, Limit, RequestReport, Verdict};
 
 use crate::report::{Report, bytes, count, plural, rate, time};
 
@@ -43,9 +41,6 @@ pub(super) fn text(report: &Report, explanation: &Explanation) {
             "{} with less data: --json prints all",
             plural(more as u64, "more connection")
         ));
-    }
-    for session in &explanation.sessions {
-        self::session(report, session);
     }
     if !explanation.unseen.is_empty() {
         report.line("");
@@ -142,12 +137,12 @@ fn connection(report: &Report, connection: &ConnectionReport) {
             report.line(format_args!("{} of them failed", request.failed));
         }
     }
-    for in_messages in &connection.in_messages {
+    let in_messages = connection.in_messages;
+    if in_messages.requests > 0 {
         report.line(format_args!(
-            "in messages: {} in {} ({})",
+            "in messages: {} in {}",
             bytes(in_messages.bytes),
-            plural(in_messages.requests, "READ or WRITE"),
-            in_messages.reason.map_or("", |reason| reason.words())
+            plural(in_messages.requests, "READ or WRITE")
         ));
     }
 }
@@ -162,7 +157,7 @@ fn request(request: &RequestReport) -> String {
     };
     format!(
         "{:<28}{:>9}{:>12}{:>10}{:>10}{:>10}{:>10}{:>10}",
-        format!("{} {}", request.kind, request.size),
+        request.kind,
         count(request.requests),
         bytes(request.bytes),
         time(request.request),
@@ -171,21 +166,6 @@ fn request(request: &RequestReport) -> String {
         time(request.server_after),
         time(request.response)
     )
-}
-
-fn session(report: &Report, session: &SessionReport) {
-    let parts: Vec<_> = session
-        .streams
-        .iter()
-        .zip(&session.bytes)
-        .map(|(stream, moved)| format!("stream {stream}: {}", bytes(*moved)))
-        .collect();
-    report.line(format_args!(
-        "session 0x{:x} has {}: {}",
-        session.session,
-        plural(session.streams.len() as u64, "connection"),
-        parts.join(", ")
-    ));
 }
 
 fn percent(share: f64) -> String {

@@ -134,7 +134,7 @@ impl Connection {
             EventKind::Headless { length, .. } => self.lost(from, *length),
             EventKind::Cm { message, .. } => {
                 out.earn(CM_BYTES);
-                self.cm(from, message, time);
+                self.cm(message);
             }
             EventKind::Startup(_)
             | EventKind::NegotiateRequest(_)
@@ -218,14 +218,14 @@ impl Connection {
         self.queue.push_back(Item::Message(message, waits));
     }
 
-    fn cm(&mut self, from: Side, message: &Cm, time: Duration) {
-        match message {
-            Cm::ConnectRequest(request) if request.service_id.port().is_some() => {
-                let header = RdmaCmHeader::decode(request.private_data.as_bytes());
-                self.port = header.map(|header| header.source_port);
-            }
-            Cm::DisconnectRequest(_) | Cm::DisconnectReply(_) => self.end(from, false, time),
-            _ => {}
+    /// Takes a message of the communication manager. Those that disconnect have no place among the messages of the queue
+    /// pairs, which can follow them in the file.
+    fn cm(&mut self, message: &Cm) {
+        if let Cm::ConnectRequest(request) = message
+            && request.service_id.port().is_some()
+        {
+            let header = RdmaCmHeader::decode(request.private_data.as_bytes());
+            self.port = header.map(|header| header.source_port);
         }
     }
 

@@ -10,7 +10,7 @@ use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol, ReadRequest
 
 use super::{
     cause::Cause,
-    report::{InMessages, Reason, SizeClass},
+    report::InMessages,
     timeline::{Sort, Stage, Tag, What},
 };
 use crate::{
@@ -35,11 +35,11 @@ pub(super) struct Operations {
     pipes: HashSet<u32>,
     /// Whether the client has logged in.
     is_ready: bool,
-    /// The session of the last message that names one.
-    pub(super) session: u64,
-    pub(super) kinds: HashMap<(Kind, SizeClass), Sums>,
-    pub(super) in_messages: HashMap<Reason, InMessages>,
-    /// READs and WRITEs without RDMA that asked for enough bytes for it, by the cause that this has.
+    pub(super) kinds: BTreeMap<Kind, Sums>,
+    /// READs and WRITEs whose data is in messages: those that are too small for RDMA, and the others by the cause of it.
+    pub(super) small: InMessages,
+    pub(super) in_messages: HashMap<Cause, InMessages>,
+    /// Those that asked for enough bytes for RDMA.
     pub(super) tagged: HashMap<Cause, u64>,
     pub(super) rdma_bytes: u64,
     /// Requests whose answer cannot be seen.
@@ -85,7 +85,6 @@ struct Operation {
     rdma_bytes: u64,
     /// RDMA operations that are moving.
     moving: u32,
-    reason: Option<Reason>,
     tokens: Vec<u32>,
     /// The MessageId of the READ or WRITE of its compound, and the last one.
     data_id: u64,
@@ -206,6 +205,15 @@ impl Operations {
         self.end_all(Stage::Unanswered, at, marks);
     }
 
+    /// Returns the READs and WRITEs whose data was in messages.
+    pub(super) fn all_in_messages(&self) -> InMessages {
+        let add = |one: InMessages, other: &InMessages| InMessages {
+            requests: one.requests + other.requests,
+            bytes: one.bytes + other.bytes,
+        };
+        self.in_messages.values().fold(self.small, add)
+    }
+
     /// Returns whether a request is outstanding.
     pub(super) fn is_waiting(&self) -> bool {
         !self.outstanding.is_empty()
@@ -267,9 +275,6 @@ impl Operations {
         for (header, element, length) in &seen.elements {
             if from_start && header.command == Command::NEGOTIATE {
                 self.credits.held = Some(1);
-            }
-            if header.session_id != 0 && header.session_id != u64::MAX {
-                self.session = header.session_id;
             }
             if header.command == Command::CANCEL || header.is_response() {
                 continue;
@@ -340,9 +345,6 @@ impl Operations {
         let mut is_compound = false;
         for (header, element, _) in &seen.elements {
             granted += i64::from(header.credits);
-            if header.session_id != 0 {
-                self.session = header.session_id;
-            }
             if !header.is_response() {
                 continue;
             }
@@ -452,8 +454,7 @@ impl Operations {
         let (responded, ended) = (nanos(responded), nanos(ended));
         let [data_began, data_ended] = operation.data.unwrap_or([responded; 2]);
         let bytes = moved.unwrap_or_default().min(operation.tag.size.into());
-        let key = (operation.kind, SizeClass::of(bytes as u32));
-        let sums = self.kinds.entry(key).or_default();
+        let sums = self.kinds.entry(operation.kind).or_default();
         sums.requests += 1;
         sums.failed += u64::from(moved.is_none());
         sums.bytes += bytes;
@@ -467,13 +468,15 @@ impl Operations {
         add(&mut sums.data, data_began, data_ended);
         add(&mut sums.server_after, data_ended, responded);
         add(&mut sums.response, responded, ended);
-        if let Some(reason) = operation.reason {
-            let is_small = bytes < u64::from(RDMA_BYTES) && reason != Reason::Encrypted;
-            let reason = if is_small { Reason::Small } else { reason };
-            let counts = self.in_messages.entry(reason).or_default();
-            counts.requests += 1;
-            counts.bytes += bytes;
-        }
+        let is_small = bytes < u64::from(RDMA_BYTES);
+        let counts = match (operation.tag.sort, operation.kind) {
+            _ if !operation.tokens.is_empty() => return,
+            (Sort::InMessages(cause), _) if !is_small => self.in_messages.entry(cause).or_default(),
+            (_, Kind::Read | Kind::Write) => &mut self.small,
+            _ => return,
+        };
+        counts.requests += 1;
+        counts.bytes += bytes;
     }
 
     /// Takes an encrypted or compressed message, of which only its length is known.
@@ -489,7 +492,6 @@ impl Operations {
                 self.is_ready = true;
                 marks(message.began, What::Ready);
             }
-            let is_data = size >= RDMA_BYTES;
             let operation = Operation {
                 kind: Kind::Encrypted,
                 tag: Tag {
@@ -497,13 +499,12 @@ impl Operations {
                     // A response may be long, so any request may ask for data.
                     sort: Sort::InMessages(Cause::Encryption),
                 },
-                reason: is_data.then_some(Reason::Encrypted),
                 ..Operation::metadata()
             };
             self.begin(id, operation, message, marks);
         } else {
             if size >= RDMA_BYTES {
-                let counts = self.in_messages.entry(Reason::Encrypted).or_default();
+                let counts = self.in_messages.entry(Cause::Encryption).or_default();
                 counts.requests += 1;
                 counts.bytes += u64::from(size);
             }
@@ -607,7 +608,6 @@ impl Operation {
             data: None,
             rdma_bytes: 0,
             moving: 0,
-            reason: None,
             tokens: Vec::new(),
             data_id: 0,
             last_id: 0,
@@ -694,21 +694,15 @@ fn operation(header: &Header, element: &[u8], length: usize) -> Operation {
             Err(_) => return metadata,
         },
     };
-    let reason = match channel {
-        Channel::None if header.is_signed() && size >= RDMA_BYTES => Some(Reason::Signed),
-        Channel::None if size >= RDMA_BYTES => Some(Reason::Threshold),
-        Channel::None => Some(Reason::Small),
-        _ => None,
-    };
-    let sort = match reason {
-        Some(Reason::Signed) => Sort::InMessages(Cause::Signing),
-        Some(Reason::Threshold) => Sort::InMessages(Cause::Threshold),
+    let sort = match channel {
+        Channel::None if size < RDMA_BYTES => Sort::Data,
+        Channel::None if header.is_signed() => Sort::InMessages(Cause::Signing),
+        Channel::None => Sort::InMessages(Cause::Threshold),
         _ => Sort::Data,
     };
     Operation {
         kind,
         tag: Tag { size, sort },
-        reason,
         tokens: descriptors
             .iter()
             .map(|descriptor| descriptor.token)

@@ -106,8 +106,6 @@ pub(super) struct Signs {
 const MERGED_PART: u64 = 4;
 /// Copies that a switch or an interface makes are closer to each other, in nanoseconds.
 const MERGED_TIME: u64 = 50_000;
-/// Fewer packets of one end do not show that those of the other are missing.
-const MIN_PACKETS: u64 = 8;
 /// If the first packet of a loss was sent again this often, no copy of it arrives.
 const BLACK_HOLE_ATTEMPTS: u32 = 3;
 /// A smaller packet passes every link.
@@ -122,6 +120,7 @@ impl Path {
         let is_near = pair.is_some_and(|(measured, any)| measured / 8 <= any / 7);
         RoundTrips {
             to: PerEnd(self.shortest.map(Option::unwrap_or_default)),
+            is_known: self.shortest.iter().any(Option::is_some),
             is_certain: is_near && !self.is_merged(),
         }
     }
@@ -146,7 +145,7 @@ impl Path {
     /// Returns whether the capture has packets of one end only.
     pub(super) fn lacks_an_end(&self) -> bool {
         let [one, other] = self.packets.0;
-        one.min(other) == 0 && one.max(other) >= MIN_PACKETS
+        one.min(other) == 0 && one.max(other) > 0
     }
 
     /// Returns the shortest round trips to the client and to the server in seconds.

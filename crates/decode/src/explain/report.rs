@@ -13,8 +13,6 @@ pub struct Explanation {
     pub verdict: Verdict,
     /// Each connection, in the order in which they begin.
     pub connections: Vec<ConnectionReport>,
-    /// SMB sessions with more than one connection.
-    pub sessions: Vec<SessionReport>,
     /// What the capture does not show.
     pub unseen: Vec<String>,
 }
@@ -89,8 +87,8 @@ pub struct ConnectionReport {
     pub most_outstanding: u32,
     /// Bytes that moved by RDMA.
     pub rdma_bytes: u64,
-    /// READs and WRITEs that moved in messages, and why.
-    pub in_messages: Vec<InMessages>,
+    /// READs and WRITEs that moved in messages.
+    pub in_messages: InMessages,
     /// The fewest SMB2 credits that the client held after a request.
     pub fewest_smb2_credits: Option<i64>,
     /// The fewest send credits that the client and the server held.
@@ -112,13 +110,13 @@ pub struct PhaseReport {
     pub share: f64,
 }
 
-/// The requests of a kind and size. The times are means, in seconds.
+/// The requests of a kind. The times are means, in seconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RequestReport {
     /// READ, WRITE, `metadata` or `encrypted`.
     pub kind: &'static str,
-    /// The range of their sizes, in words.
-    pub size: &'static str,
+    /// Bytes that one of them moved, on average.
+    pub size: u64,
     /// How many.
     pub requests: u64,
     /// How many of them failed.
@@ -139,41 +137,13 @@ pub struct RequestReport {
     pub response: f64,
 }
 
-/// READs and WRITEs that moved in messages, for one reason.
+/// READs and WRITEs that moved in messages.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct InMessages {
-    /// The reason.
-    pub reason: Option<Reason>,
     /// How many.
     pub requests: u64,
     /// Bytes of data in them.
     pub bytes: u64,
-}
-
-/// Why data moved in messages although RDMA was possible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// Less than 4096 bytes: RDMA would not be faster.
-    Small,
-    /// The client uses RDMA only for more bytes.
-    Threshold,
-    /// The session is signed.
-    Signed,
-    /// The session is encrypted, or its messages are compressed.
-    Encrypted,
-}
-
-impl Reason {
-    /// Returns the reason in words.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::Small => "small",
-            Self::Threshold => "below the client's threshold",
-            Self::Signed => "signed",
-            Self::Encrypted => "encrypted",
-        }
-    }
 }
 
 /// Signs of the path in a connection.
@@ -193,52 +163,6 @@ pub struct PathReport {
     pub gaps: u64,
     /// The frame of the first packet that was sent again.
     pub first_sent_again: Option<u64>,
-}
-
-/// A session over several connections.
-#[derive(Clone, Debug, Serialize)]
-pub struct SessionReport {
-    /// SessionId.
-    pub session: u64,
-    /// The streams of the session.
-    pub streams: Vec<u32>,
-    /// The bytes of data of each.
-    pub bytes: Vec<u64>,
-}
-
-/// The size of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum SizeClass {
-    None,
-    Below4K,
-    Below32K,
-    Below256K,
-    Below1M,
-    Above,
-}
-
-impl SizeClass {
-    pub(super) const fn of(size: u32) -> Self {
-        match size {
-            0 => Self::None,
-            1..0x1000 => Self::Below4K,
-            0x1000..0x8000 => Self::Below32K,
-            0x8000..0x4_0000 => Self::Below256K,
-            0x4_0000..0x10_0000 => Self::Below1M,
-            0x10_0000.. => Self::Above,
-        }
-    }
-
-    pub(super) const fn words(self) -> &'static str {
-        match self {
-            Self::None => "",
-            Self::Below4K => "below 4 KiB",
-            Self::Below32K => "4 KiB to 32 KiB",
-            Self::Below256K => "32 KiB to 256 KiB",
-            Self::Below1M => "256 KiB to 1 MiB",
-            Self::Above => "1 MiB and more",
-        }
-    }
 }
 
 fn ends<S: serde::Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok, S::Error> {

@@ -137,6 +137,8 @@ impl Sort {
 pub(super) struct RoundTrips {
     /// From the capture to the client and back, and to the server and back, in nanoseconds.
     pub(super) to: PerEnd<u64>,
+    /// Whether any was measured.
+    pub(super) is_known: bool,
     /// Whether they were measured by packets that only acknowledge. Those with an answer acknowledge late.
     pub(super) is_certain: bool,
 }
@@ -497,7 +499,13 @@ impl Timeline {
         let of_server = state.usual_cause(Phase::Server);
         self.wait(path_phase, of_path, path, next);
         self.wait(Phase::Server, of_server, quick, next);
-        self.wait(Phase::Server, Some(Cause::SlowServer), next.time, next);
+        // The rest can be the round trip, as long as that is unknown.
+        let (phase, cause) = if round_trips.is_known {
+            (Phase::Server, Some(Cause::SlowServer))
+        } else {
+            (Phase::Unseen, None)
+        };
+        self.wait(phase, cause, next.time, next);
         self.note_late(since, frame, next);
     }
 

@@ -13,8 +13,7 @@ use super::{
     cause::{Cause, Limit, Phase},
     operations::{Kind, Sums, nanos},
     report::{
-        CauseReport, ConnectionReport, Evidence, InMessages, PathReport, PhaseReport, Reason,
-        RequestReport, SessionReport, Verdict,
+        CauseReport, ConnectionReport, Evidence, PathReport, PhaseReport, RequestReport, Verdict,
     },
 };
 use crate::{event::End, per_end::Role, streams::PlainSmb};
@@ -145,7 +144,10 @@ fn causes_of(streams: &[u32], connections: &BTreeMap<u32, Connection>) -> Vec<Na
 /// Returns the time that connections of the same ends cost which end and begin again.
 fn reconnects(connections: &BTreeMap<u32, Connection>) -> Option<Named> {
     let mut ends: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (&stream, connection) in connections {
+    let seen = connections
+        .iter()
+        .filter(|(_, one)| !one.path.lacks_an_end());
+    for (&stream, connection) in seen {
         if let [Some(client), Some(server)] = connection.ends.map(address) {
             let pair = (client.ip(), server);
             ends.entry(pair).or_default().push((stream, connection));
@@ -265,23 +267,14 @@ fn causes(connection: &Connection) -> HashMap<Cause, Total> {
         total.time -= connection.timeline.account.used_in_loss(total.time);
     }
     // A READ for much may get little, which needs no RDMA.
-    causes.retain(|cause, _| match reason_of(*cause) {
-        Some(reason) => {
-            let moved = connection.operations.in_messages.get(&reason);
-            let tagged = connection.operations.tagged.get(cause);
-            moved.is_some_and(|moved| moved.requests * 2 >= tagged.copied().unwrap_or(0))
-        }
-        None => true,
+    let operations = &connection.operations;
+    causes.retain(|cause, _| {
+        let moved = operations.in_messages.get(cause);
+        let moved = moved.map_or(0, |moved| moved.requests);
+        let tagged = operations.tagged.get(cause).copied().unwrap_or(0);
+        moved * 2 >= tagged || *cause == Cause::Encryption
     });
     causes
-}
-
-const fn reason_of(cause: Cause) -> Option<Reason> {
-    match cause {
-        Cause::Threshold => Some(Reason::Threshold),
-        Cause::Signing => Some(Reason::Signed),
-        _ => None,
-    }
 }
 
 /// Returns the streams that move most of the data, or those with most requests if none moves data.
@@ -459,17 +452,14 @@ fn outstanding(connections: &[&Connection]) -> String {
 }
 
 fn in_messages(connections: &[&Connection]) -> String {
-    let all = || {
-        connections
-            .iter()
-            .flat_map(|connection| connection.operations.in_messages.values())
-    };
-    let bytes: u64 = all().map(|counts| counts.bytes).sum();
-    let requests: u64 = all().map(|counts| counts.requests).sum();
-    let rdma: u64 = connections
-        .iter()
-        .map(|connection| connection.operations.rdma_bytes)
-        .sum();
+    let all = connections.iter().map(|one| &one.operations);
+    let (mut requests, mut bytes, mut rdma) = (0, 0, 0);
+    for operations in all {
+        let moved = operations.all_in_messages();
+        requests += moved.requests;
+        bytes += moved.bytes;
+        rdma += operations.rdma_bytes;
+    }
     format!("{bytes} bytes in {requests} READs and WRITEs in messages, {rdma} bytes by RDMA")
 }
 
@@ -479,7 +469,7 @@ fn sums(connections: &[&Connection], wanted: impl Fn(Kind) -> bool) -> Sums {
     let kinds = connections
         .iter()
         .flat_map(|connection| &connection.operations.kinds);
-    for (_, sums) in kinds.filter(|((kind, _), _)| wanted(*kind)) {
+    for (_, sums) in kinds.filter(|(kind, _)| wanted(**kind)) {
         all.requests += sums.requests;
         all.bytes += sums.bytes;
         all.server_before = all.server_before.saturating_add(sums.server_before);
@@ -501,7 +491,7 @@ pub(super) fn connections(connections: &BTreeMap<u32, Connection>) -> Vec<Connec
             / connection.timeline.account.outstanding_time.max(1) as f64,
         most_outstanding: connection.timeline.account.most_outstanding,
         rdma_bytes: connection.operations.rdma_bytes,
-        in_messages: sorted_reasons(connection),
+        in_messages: connection.operations.all_in_messages(),
         fewest_smb2_credits: connection.operations.fewest_credits(),
         fewest_send_credits: connection.fewest_send_credits.0,
         round_trips: connection.path.shortest(),
@@ -528,9 +518,7 @@ fn phases(connection: &Connection) -> Vec<PhaseReport> {
 }
 
 fn requests(connection: &Connection) -> Vec<RequestReport> {
-    let mut kinds: Vec<_> = connection.operations.kinds.iter().collect();
-    kinds.sort_by_key(|&(&key, _)| key);
-    let report = |(&(kind, size), sums): (&(Kind, super::report::SizeClass), &Sums)| {
+    let report = |(kind, sums): (&Kind, &Sums)| {
         let mean = |time: u64| seconds(time) / sums.requests.max(1) as f64;
         RequestReport {
             kind: match kind {
@@ -539,7 +527,7 @@ fn requests(connection: &Connection) -> Vec<RequestReport> {
                 Kind::Metadata => "metadata",
                 Kind::Encrypted => "encrypted",
             },
-            size: size.words(),
+            size: sums.bytes / sums.requests.max(1),
             requests: sums.requests,
             failed: sums.failed,
             bytes: sums.bytes,
@@ -551,45 +539,7 @@ fn requests(connection: &Connection) -> Vec<RequestReport> {
             response: mean(sums.response),
         }
     };
-    kinds.into_iter().map(report).collect()
-}
-
-fn sorted_reasons(connection: &Connection) -> Vec<InMessages> {
-    let mut reasons: Vec<_> = connection
-        .operations
-        .in_messages
-        .iter()
-        .map(|(&reason, counts)| InMessages {
-            reason: Some(reason),
-            ..*counts
-        })
-        .collect();
-    reasons.sort_by_key(|counts| counts.reason);
-    reasons
-}
-
-/// Returns the sessions with several connections.
-pub(super) fn sessions(connections: &BTreeMap<u32, Connection>) -> Vec<SessionReport> {
-    // A SessionId is of a server.
-    let mut sessions: BTreeMap<(Option<SocketAddr>, u64), SessionReport> = BTreeMap::new();
-    for (&stream, connection) in connections {
-        let session = connection.operations.session;
-        let server =
-            address(connection.ends[Role::Server]).map(|server| SocketAddr::new(server.ip(), 0));
-        let report = sessions
-            .entry((server, session))
-            .or_insert_with(|| SessionReport {
-                session,
-                streams: Vec::new(),
-                bytes: Vec::new(),
-            });
-        report.streams.push(stream);
-        report.bytes.push(connection.bytes());
-    }
-    sessions
-        .into_values()
-        .filter(|report| report.session != 0 && report.streams.len() > 1)
-        .collect()
+    connection.operations.kinds.iter().map(report).collect()
 }
 
 /// Returns what the capture does not show.
@@ -627,11 +577,7 @@ pub(super) fn unseen(connections: &BTreeMap<u32, Connection>) -> Vec<String> {
                 share * 100.0
             ));
         }
-        let is_encrypted = connection
-            .operations
-            .kinds
-            .keys()
-            .any(|&(kind, _)| kind == Kind::Encrypted);
+        let is_encrypted = connection.operations.kinds.contains_key(&Kind::Encrypted);
         if is_encrypted {
             unseen.push(format!(
                 "Stream {stream} is encrypted: its requests are told apart by their order only."

@@ -65,7 +65,7 @@ impl Roce {
         if let Some((known, side)) = self.ids.get(from, to, id) {
             let connection = self.connections.get(&known);
             let number = connection.and_then(|connection| connection.ends[side].number);
-            if number == Some(queue_pair) {
+            if number.is_none_or(|number| number == queue_pair) {
                 return (known, side);
             }
             self.remove(known, out);
@@ -92,11 +92,12 @@ impl Roce {
             return Some((id, !side));
         }
         match message {
-            // The REQ is not in the capture.
-            Message::ConnectReply(_) => Some((
-                self.add(Connection::new([(to, None), (from, None)])),
-                Side::B,
-            )),
+            // The REQ is later in the file, or not in it.
+            Message::ConnectReply(_) => {
+                let added = self.add(Connection::new([(to, None), (from, None)]));
+                self.ids.insert((to, from, remote), added, Side::A);
+                Some((added, Side::B))
+            }
             Message::DisconnectRequest(request) => {
                 self.with_queue_pair(from, to, request.remote_queue_pair)
             }

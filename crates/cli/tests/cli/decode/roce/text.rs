@@ -20,11 +20,11 @@ fn naks_have_names() {
     talk.answer(R, 1, Syndrome::RnrNak { timer: 12 });
     let done = talk.capture().decoded(&[]).succeeded();
     for words in [
-        "PSN sequence error, PSN 0x",
+        "Code PSN sequence error, PSN 0x",
         "invalid request, PSN 0x",
         "remote access error, PSN 0x",
         "remote operational error, PSN 0x",
-        "RNR NAK            no receive was posted, PSN 0x000001, wait 0.64 ms",
+        "RNR NAK            WaitMs 0.64, PSN 0x000001",
     ] {
         assert!(done.stdout.contains(words), "{words}: {}", done.stdout);
     }
