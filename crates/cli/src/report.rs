@@ -19,7 +19,7 @@ use serde::Serialize;
 use smbdirect_transport::Setting;
 pub(crate) use smbdirect_transport::{
     NegotiatedReport, VERSION,
-    text::{bytes, count, per_second, plain, plural, printable, rate, time},
+    text::{bytes, count, per_second, plain, plural, printable, rate, time, without_codes},
 };
 
 use crate::{
@@ -229,7 +229,7 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let style = Style {
         colour: io::stderr().is_terminal() && colour_wanted(),
     };
-    let mut text = printable(&format!("{error:#}"));
+    let mut text = printable(&without_codes(&format!("{error:#}")));
     let failure: Option<&Failure> = error.downcast_ref();
     let inner = failure.map_or(error, |failure| &failure.error);
     let of_transport: Option<&smbdirect_transport::Error> = inner.downcast_ref();

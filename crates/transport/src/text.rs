@@ -19,6 +19,15 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
+/// Returns a text without the numbers of errors, as in ` (os error 2)`, which the standard library adds.
+pub fn without_codes(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + part.split_once(')').map_or(part, |(_, rest)| rest)
+    })
+}
+
 /// Returns an error of the operating system without its number and its capital letter.
 pub fn plain(error: &impl Display) -> String {
     let text = error.to_string();
@@ -149,6 +158,18 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_have_no_numbers() {
+        for (text, without) in [
+            ("no file (os error 2)", "no file"),
+            ("a (os error 2), b (os error 13): c", "a, b: c"),
+            ("a (b)", "a (b)"),
+            ("", ""),
+        ] {
+            assert_eq!(without_codes(text), without);
+        }
+    }
 
     #[test]
     fn units() {

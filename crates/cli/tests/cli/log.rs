@@ -179,7 +179,7 @@ fn help_that_cannot_be_written_is_an_error() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(
             text,
-            "error: cannot write to stdout: No space left on device (os error 28)\n"
+            "error: cannot write to stdout: No space left on device\n"
         );
     }
 }
