@@ -22,11 +22,11 @@ use crate::{
     buffer::{Owned, smbdirect_buffer},
     closing::{LINGER, Streams, new_streams, watch},
     events::Events,
-    exit::close_at_exit,
+    exit::at_exit,
     locks::lock,
     operations::{Callback, Operations, Started},
     pointers,
-    runtime::{Runtime, smbdirect_runtime},
+    runtime::{Runtime, close_at_exit, smbdirect_runtime},
     settings::{Prepared, smbdirect_settings},
     status::{
         Failure, SMBDIRECT_ERROR_TIMED_OUT, SMBDIRECT_ERROR_WOULD_BLOCK, call, call_status,
@@ -119,7 +119,7 @@ impl Drop for Announcement {
 
 impl smbdirect_connection {
     fn new(runtime: &Arc<Runtime>, copies: bool) -> Self {
-        close_at_exit();
+        close_at_exit(at_exit);
         let events = Events::new(&runtime.event);
         Self {
             runtime: runtime.clone(),

@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, Once, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -15,15 +15,6 @@ use crate::{
     runtime::open_connections,
     status::{SMBDIRECT_ERROR_TIMED_OUT, SMBDIRECT_OK},
 };
-
-/// Has the end of the program close its connections, before anything is destroyed that the program created before its
-/// first connection.
-pub(crate) fn close_at_exit() {
-    static ONCE: Once = Once::new();
-
-    // SAFETY: the function may be called at any time. If it cannot be registered, the program ends without it.
-    ONCE.call_once(|| _ = unsafe { libc::atexit(at_exit) });
-}
 
 /// Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
 /// delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
@@ -103,7 +94,7 @@ fn close_all(limit: Duration) -> bool {
 }
 
 /// The function that exit() calls.
-extern "C" fn at_exit() {
+pub(crate) extern "C" fn at_exit() {
     if open_connections().is_empty() {
         return;
     }

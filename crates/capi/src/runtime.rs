@@ -64,6 +64,8 @@ struct Runtimes {
     /// The runtime of handles that were created without one. A forked process starts its own.
     default: Option<Arc<Runtime>>,
     all: Vec<Known>,
+    /// Whether the end of the program closes its connections. This is no `Once`, which a fork may find half done.
+    closes_at_exit: bool,
 }
 
 /// A runtime, and its connections, which another thread may still close when nothing refers to the runtime any more.
@@ -76,6 +78,7 @@ struct Known {
 static RUNTIMES: Mutex<Runtimes> = Mutex::new(Runtimes {
     default: None,
     all: Vec::new(),
+    closes_at_exit: false,
 });
 
 /// The locks of the library, from the beginning to the end of a fork, so that they are free in the new process.
@@ -112,6 +115,17 @@ pub(crate) fn open_connections() -> Vec<(Arc<Open>, Option<Arc<Runtime>>)> {
     let open = own.filter(|known| !known.open.is_none());
     open.map(|known| (known.open.clone(), known.runtime.upgrade()))
         .collect()
+}
+
+/// Has the end of the program call `function`, before anything is destroyed that the program created before its first
+/// connection.
+pub(crate) fn close_at_exit(function: extern "C" fn()) {
+    let mut runtimes = lock_runtimes();
+    if !runtimes.closes_at_exit {
+        // SAFETY: the function may be called at any time. If it cannot be registered, the program ends without it.
+        unsafe { libc::atexit(function) };
+        runtimes.closes_at_exit = true;
+    }
 }
 
 /// Has forks counted, and the locks held during them. This is done when the library is loaded, because a thread
