@@ -451,11 +451,11 @@ impl Timeline {
         };
         let (phase, cause) = if is_far && state.is_limited() {
             (Phase::Window, Some(Cause::Window))
-        } else if state.is_window_full && gap > LONG_PAUSE.max(2 * round_trip) {
+        } else if state.is_window_full && gap > LONG_PAUSE.max(round_trip.saturating_mul(2)) {
             (Phase::Window, Some(Cause::SlowReceiver))
-        } else if is_far && gap > round_trip / 2 && gap <= 3 * round_trip {
+        } else if is_far && gap > round_trip / 2 && gap <= round_trip.saturating_mul(3) {
             state.path(round_trips)
-        } else if gap <= LONG_PAUSE.max(2 * round_trip) {
+        } else if gap <= LONG_PAUSE.max(round_trip.saturating_mul(2)) {
             (phase, state.usual_cause(phase))
         } else if acknowledges && gap >= DELAYED_ACKNOWLEDGEMENT {
             let cause = Cause::DelayedAcknowledgement;

@@ -29,7 +29,7 @@ impl Pace {
         let length = now.saturating_sub(self.since);
         let mut limit = None;
         if length >= round_trip - round_trip / 10 {
-            let is_full = length <= 2 * round_trip && self.uses_up_window();
+            let is_full = length / 2 <= round_trip && self.uses_up_window();
             limit = is_full.then_some((self.bytes, self.since));
             (self.since, self.bytes, self.window) = (now, 0, None);
         }
