@@ -436,7 +436,7 @@ async fn invalid_replies_end_the_connection_with_their_terminate() {
             "b\"no\"",
             None,
         ),
-        (reply(R | S, 2, &[&[0; 4]]), Rejected, "turned", None),
+        (reply(R | S, 2, &[&[0; 4]]), Rejected, "refused", None),
         (reply(M | S, 2, &[&[0; 4]]), Protocol, "markers", None),
         (reply(S, 2, &[&[0; 3]]), Protocol, "enhanced", None),
         (reply(0, 2, &[&[0; 513]]), Protocol, "512", None),
